@@ -1,0 +1,30 @@
+"""Formats, rounding, scaling, rotation and quantization of arrays, in plain JAX."""
+
+from fp4jax.numerics.formats import E2M1 as E2M1
+from fp4jax.numerics.formats import E4M3 as E4M3
+from fp4jax.numerics.formats import E5M2 as E5M2
+from fp4jax.numerics.formats import E8M0 as E8M0
+from fp4jax.numerics.formats import F32 as F32
+from fp4jax.numerics.formats import INT2 as INT2
+from fp4jax.numerics.formats import UE5M3 as UE5M3
+from fp4jax.numerics.formats import UE5M3_FN as UE5M3_FN
+from fp4jax.numerics.formats import UNIFORM as UNIFORM
+from fp4jax.numerics.formats import Format as Format
+from fp4jax.numerics.hadamard import NVFP4_SIGNS as NVFP4_SIGNS
+from fp4jax.numerics.hadamard import FixedSigns as FixedSigns
+from fp4jax.numerics.hadamard import Hadamard as Hadamard
+from fp4jax.numerics.hadamard import PerStepSigns as PerStepSigns
+from fp4jax.numerics.packing import pack as pack
+from fp4jax.numerics.packing import unpack as unpack
+from fp4jax.numerics.qtensor import QTensor as QTensor
+from fp4jax.numerics.qtensor import dequantize as dequantize
+from fp4jax.numerics.qtensor import fake_quant as fake_quant
+from fp4jax.numerics.qtensor import operand as operand
+from fp4jax.numerics.qtensor import quantize as quantize
+from fp4jax.numerics.quantizer import Quantizer as Quantizer
+from fp4jax.numerics.rounding import NEAREST as NEAREST
+from fp4jax.numerics.rounding import Nearest as Nearest
+from fp4jax.numerics.rounding import Stochastic as Stochastic
+from fp4jax.numerics.scaling import Fresh as Fresh
+from fp4jax.numerics.scaling import Scale as Scale
+from fp4jax.numerics.sites import Site as Site

@@ -1,0 +1,100 @@
+"""Blocks: how an array is padded, split into blocks that share a scale, and joined."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+
+def pad_to_multiple(x: jax.Array, multiples: dict[int, int]) -> jax.Array:
+    """Zero-pads axes at their end.
+
+    Args:
+      x: Any array.
+      multiples: For some axes, a number that their size must become a multiple of.
+    """
+    widths = [(0, -size % multiples.get(i, 1), 0) for i, size in enumerate(x.shape)]
+    if all(high == 0 for _, high, _ in widths):
+        return x
+    return lax.pad(x, jnp.zeros((), x.dtype), widths)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tiling:
+    """The blocks of an array: an axis of n b elements becomes two, [n, b].
+
+    Attributes:
+      shape: Of the array.
+      sizes: Block size b by axis.
+    """
+
+    shape: tuple[int, ...]
+    sizes: dict[int, int]
+
+    @property
+    def padded(self) -> tuple[int, ...]:
+        """The shape in whole blocks."""
+        return tuple(n + -n % self.sizes.get(i, 1) for i, n in enumerate(self.shape))
+
+    @property
+    def inside(self) -> tuple[int, ...]:
+        """The axes of a split array that run inside a block."""
+        return tuple(axis + i + 1 for i, axis in enumerate(sorted(self.sizes)))
+
+    def split(self, x: jax.Array) -> jax.Array:
+        """Zero-pads an array of this shape to whole blocks and splits its axes."""
+        return pad_to_multiple(x, self.sizes).reshape(self._split_shape)
+
+    def join(self, x: jax.Array) -> jax.Array:
+        """The inverse of `split`, the padding cut."""
+        return x.reshape(self.padded)[tuple(slice(n) for n in self.shape)]
+
+    @property
+    def _split_shape(self) -> tuple[int, ...]:
+        shape: list[int] = []
+        for axis, size in enumerate(self.padded):
+            block = self.sizes.get(axis)
+            shape += [size] if block is None else [size // block, block]
+        return tuple(shape)
+
+
+def amax(x: jax.Array, axes: tuple[int, ...] | None = None) -> jax.Array:
+    """max |x| in float32, 0 of an empty array, axes kept; NaN where any element is."""
+    keep = axes is not None
+    return jnp.max(jnp.abs(x), axis=axes, keepdims=keep, initial=0).astype(jnp.float32)
+
+
+def positions(tiling: Tiling, axis: int) -> tuple[jax.Array, jax.Array]:
+    """Row and column of every element of an array seen as [free, contraction].
+
+    The row is the row-major index over all axes but the contraction axis, counted
+    before padding.
+
+    Args:
+      tiling: Of the array.
+      axis: The contraction axis.
+
+    Returns:
+      (row, column), uint32 arrays that broadcast to `tiling.padded`.
+
+    Raises:
+      ValueError: An index would not fit 32 bits.
+    """
+
+    def index(dim: int) -> jax.Array:
+        size = [n if i == dim else 1 for i, n in enumerate(tiling.padded)]
+        return lax.broadcasted_iota(jnp.uint32, size, dim)
+
+    row = jnp.zeros([1] * len(tiling.shape), jnp.uint32)
+    rows = 1
+    for dim in reversed(range(len(tiling.shape))):
+        if dim != axis:
+            row = row + index(dim) * jnp.uint32(rows % 2**32)
+            rows *= tiling.shape[dim]
+    if max(rows, tiling.shape[axis]) > 2**32:
+        raise ValueError(
+            "positions: an operand must have at most 2^32 rows and columns, got "
+            f"shape={tiling.shape} with contraction axis {axis}."
+        )
+    return row, index(axis)

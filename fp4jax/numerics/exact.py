@@ -1,0 +1,78 @@
+"""Float32 arithmetic that gives the same bits on every backend, traced or not.
+
+Compilers turn divisions into multiplications by an approximate reciprocal, contract a
+product and a sum, and drop narrowing casts. One unit in the last place of a scale flips
+codes, so scales are computed with the functions of this module, which are built from
+exact steps only.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+_EXPONENT = 0x7F800000
+_MANTISSA = 0x007FFFFF
+_ONE = 0x3F800000
+
+
+def bits_of(x: jax.Array) -> jax.Array:
+    """The int32 pattern of a float32 array."""
+    return lax.bitcast_convert_type(x, jnp.int32)
+
+
+def float_of(bits: jax.Array) -> jax.Array:
+    """The float32 array of an int32 pattern."""
+    return lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def floor_pow2(x: jax.Array) -> jax.Array:
+    """2^floor(log2 x) of a positive normal float32; 0 of zero and of subnormals."""
+    return float_of(bits_of(x) & _EXPONENT)
+
+
+def inverse_pow2(p: jax.Array) -> jax.Array:
+    """1/p of a float32 power of two in [2^-126, 2^126]."""
+    return float_of(2 * _ONE - bits_of(p))
+
+
+def pow2(exponent: jax.Array) -> jax.Array:
+    """2^exponent of an int32 array in [-126, 127]."""
+    return float_of((exponent + 127) << 23)
+
+
+def divide(a: jax.Array | float, b: jax.Array) -> jax.Array:
+    """Correctly rounded a / b of positive normal float32 with a normal quotient.
+
+    q -> the one of q, q +- ulp with the smallest |a - q b|, twice
+
+    A device's own quotient may be off by two units in the last place. The residual is
+    exact: every partial product of 12-bit halves fits a float32, and so does each
+    difference.
+    """
+    a = jnp.asarray(a, jnp.float32)
+    # On mantissas in [1, 2) nothing over- or underflows.
+    a_bits, b_bits = bits_of(a), bits_of(b)
+    m_a = float_of((a_bits & _MANTISSA) | _ONE)
+    m_b = float_of((b_bits & _MANTISSA) | _ONE)
+    q = m_a / m_b
+    for _ in range(2):
+        r = _residual(m_a, q, m_b)
+        neighbour = float_of(bits_of(q) + jnp.where(r > 0, 1, -1))
+        closer = jnp.abs(_residual(m_a, neighbour, m_b)) < jnp.abs(r)
+        q = jnp.where(closer, neighbour, q)
+    exponent = (a_bits & _EXPONENT) - (b_bits & _EXPONENT)
+    # Not a product with 2^e, which overflows before the quotient does.
+    quotient = float_of(bits_of(q) + exponent)
+    return jnp.where(jnp.isnan(a) | jnp.isnan(b), jnp.nan, quotient)
+
+
+def _residual(a: jax.Array, q: jax.Array, b: jax.Array) -> jax.Array:
+    q_high, q_low = _halves(q)
+    b_high, b_low = _halves(b)
+    r = a - q_high * b_high
+    return ((r - q_high * b_low) - q_low * b_high) - q_low * b_low
+
+
+def _halves(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    high = float_of(bits_of(x) & ~0xFFF)
+    return high, x - high

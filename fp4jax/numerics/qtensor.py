@@ -1,0 +1,194 @@
+"""Quantized tensors, and the functions that make and read them."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fp4jax.numerics import formats, hadamard
+from fp4jax.numerics.blocks import Tiling
+from fp4jax.numerics.blockwise import Blocks, quantize_blocks
+from fp4jax.numerics.quantizer import Quantizer
+from fp4jax.numerics.sites import Site
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class QTensor:
+    """A quantized array: codes, block scales, tensor scale, and its quantizer.
+
+    x ~ H'^T(decode(codes) scales tensor_scale)
+
+    Attributes:
+      codes: uint8, one sign-magnitude code an element, in the axis order of the array;
+        the contraction axis is padded to whole blocks and rotation runs.
+      scales: Float32 block scales, exact members of their format; the blocked axes hold
+        one entry a block.
+      tensor_scale: Float32 scalar 1 / s_enc, or None.
+      signs: Float32 signs of the rotation, or None.
+      quantizer: What made it.
+      axis: The contraction axis.
+      other: The second blocked axis of square blocks, or None.
+      shape: Of the array.
+      dtype: Of the array.
+    """
+
+    codes: jax.Array
+    scales: jax.Array
+    tensor_scale: jax.Array | None
+    signs: jax.Array | None
+    quantizer: Quantizer = dataclasses.field(metadata={"static": True})
+    axis: int = dataclasses.field(metadata={"static": True})
+    other: int | None = dataclasses.field(metadata={"static": True})
+    shape: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+    dtype: jnp.dtype = dataclasses.field(metadata={"static": True})
+
+
+def quantize(
+    x: jax.Array,
+    quantizer: Quantizer,
+    *,
+    axis: int = -1,
+    other: int | None = None,
+    key: jax.Array | None = None,
+    amax: jax.Array | None = None,
+    site: Site = Site.FPROP_X,
+) -> QTensor:
+    """Rounds an array to the quantizer's grid, one scale for each block.
+
+    codes = round(H(x) inv),  inv = 1 / scale,  scale = cast(amax_block / g_max)
+
+    The bits are the same for every device, mesh and tracing. A block with a NaN or an
+    infinity becomes NaN as a whole; with a tensor scale, the tensor does. Gradients do
+    not flow; see `fake_quant`.
+
+    Args:
+      x: Float32, bfloat16 or float16 array; zero-padded to whole blocks.
+      quantizer: Grid, block, scale, rounding and rotation.
+      axis: The contraction axis, along which blocks run.
+      other: The second axis of square blocks; may be left out for a matrix.
+      key: PRNG key of stochastic rounding and of signs drawn for each step. Under
+        `jax.vmap` an unbatched key gives every lane the same noise.
+      amax: Float32 scalar that stands in for the amax of the (rotated) tensor.
+      site: Which stream of the key to draw from.
+
+    Returns:
+      The quantized tensor.
+
+    Raises:
+      ValueError: A quantizer that draws without a key; an axis out of range or missing;
+        `other` or `amax` where they mean nothing.
+      TypeError: An array that is not of a supported float type.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fp4jax.numerics import E2M1, Quantizer
+      >>> q = quantize(jnp.array([0.3, 1.0, -2.4, 6.0]), Quantizer(E2M1, block=4))
+      >>> q.codes.tolist(), q.scales.tolist()
+      ([1, 2, 12, 7], [1.0])
+      >>> dequantize(q).tolist()
+      [0.5, 1.0, -2.0, 6.0]
+
+    References:
+      OCP Microscaling Formats v1.0.
+    """
+    x = jnp.asarray(x)
+    parts = quantize_blocks(
+        x, quantizer, axis=axis, other=other, key=key, amax=amax, site=site
+    )
+    axis %= x.ndim
+    return QTensor(
+        codes=parts.tiling.join(formats.encode(parts.values, quantizer.grid)),
+        scales=lax.squeeze(parts.scale, parts.tiling.inside),
+        tensor_scale=parts.tensor_scale,
+        signs=parts.signs,
+        quantizer=quantizer,
+        axis=axis,
+        other=next((i for i in parts.tiling.sizes if i != axis), None),
+        shape=x.shape,
+        dtype=x.dtype,
+    )
+
+
+def operand(q: QTensor, dtype: jnp.dtype = jnp.bfloat16) -> jax.Array:
+    """The input of the GEMM: rotated and padded along the contraction axis.
+
+    operand = decode(codes) scales
+
+    In bfloat16 this is exact for 4-bit codes under every block scale but `F32`, whose
+    product is rounded to nearest. The tensor scale is left to multiply the result of
+    the GEMM.
+
+    Args:
+      q: A quantized tensor.
+      dtype: bfloat16 or float32.
+
+    Returns:
+      Array of `dtype`, of the shape of `q.codes`.
+    """
+    return _blocks(q).operand(jnp.dtype(dtype))
+
+
+def dequantize(q: QTensor) -> jax.Array:
+    """Values comparable with the array that was quantized.
+
+    x_dq = H'^T(decode(codes) scales tensor_scale)
+
+    Args:
+      q: A quantized tensor.
+
+    Returns:
+      Array of the original shape and dtype, the rotation and the padding undone.
+    """
+    x = _blocks(q).operand(jnp.dtype(jnp.float32))
+    if q.tensor_scale is not None:
+        x = x * q.tensor_scale
+    if q.signs is not None:
+        x = hadamard.rotate_back(x, q.signs, q.axis)
+    return x[tuple(slice(n) for n in q.shape)].astype(q.dtype)
+
+
+def fake_quant(
+    x: jax.Array,
+    quantizer: Quantizer,
+    *,
+    axis: int = -1,
+    other: int | None = None,
+    key: jax.Array | None = None,
+    amax: jax.Array | None = None,
+    site: Site = Site.FPROP_X,
+) -> jax.Array:
+    """Quantizes and dequantizes; the gradient passes straight through.
+
+    x_dq = dequantize(quantize(x)),  d x_dq / d x = 1
+
+    Args, errors: as for `quantize`.
+
+    Returns:
+      Array of the shape and dtype of `x`.
+    """
+    q = quantize(x, quantizer, axis=axis, other=other, key=key, amax=amax, site=site)
+    return _straight_through(x, dequantize(q))
+
+
+@jax.custom_jvp
+def _straight_through(x: jax.Array, x_dq: jax.Array) -> jax.Array:
+    return x_dq
+
+
+@_straight_through.defjvp
+def _straight_through_jvp(primals, tangents):
+    return primals[1], tangents[0]
+
+
+def _blocks(q: QTensor) -> Blocks:
+    axes = (q.axis,) if q.other is None else (q.axis, q.other)
+    tiling = Tiling(q.codes.shape, dict.fromkeys(axes, q.quantizer.block_size))
+    return Blocks(
+        values=tiling.split(formats.decode(q.codes, q.quantizer.grid)),
+        scale=lax.expand_dims(q.scales, tiling.inside),
+        tensor_scale=q.tensor_scale,
+        signs=q.signs,
+        tiling=tiling,
+    )

@@ -1,0 +1,110 @@
+"""The value that describes how one operand is quantized."""
+
+import dataclasses
+import operator
+
+from fp4jax.numerics.formats import GRIDS, Format
+from fp4jax.numerics.hadamard import Hadamard
+from fp4jax.numerics.rounding import NEAREST, Nearest, Rounding, Stochastic
+from fp4jax.numerics.scaling import Fresh, Scale
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantizer:
+    """How one operand of a GEMM is quantized.
+
+    q = round(H(x) inv),  operand = q scale
+
+    Attributes:
+      grid: Element grid: `E2M1`, `UNIFORM`, `INT2`, `E4M3` or `E5M2`.
+      block: Elements that share a scale: B in a row along the contraction axis, or
+        (B, B) for squares.
+      scale: Format and rule of the block scale.
+      tensor_scale: `Fresh(target)` for a second, float32 level over the block scales;
+        only with a block scale of 3 mantissa bits.
+      rounding: `NEAREST` or `Stochastic()`.
+      rotation: A `Hadamard` applied along the contraction axis before; not with
+        square blocks, whose scales would no longer survive a transposition.
+    """
+
+    grid: Format
+    block: int | tuple[int, int] = 16
+    scale: Scale = Scale()
+    tensor_scale: Fresh | None = None
+    rounding: Rounding = NEAREST
+    rotation: Hadamard | None = None
+
+    def __post_init__(self):
+        self._check_types()
+        block, scale, tensor_scale = self.block, self.scale, self.tensor_scale
+        if isinstance(block, tuple):
+            if len(block) != 2 or block[0] != block[1]:
+                raise ValueError(
+                    f"Quantizer: block must be B or a square (B, B), got block={block}."
+                )
+            if self.rotation is not None:
+                raise ValueError(
+                    "Quantizer: rotation must be None with square blocks, got "
+                    f"rotation={self.rotation}, block={block}. Use block={block[0]}."
+                )
+        if operator.index(self.block_size) < 1:
+            raise ValueError(
+                f"Quantizer: block must be at least 1, got block={block}."
+            )
+        scale.check_grid(self.grid)
+        if tensor_scale is not None and not scale.rounds_mantissa:
+            raise ValueError(
+                "Quantizer: tensor_scale must be None unless the block scale is one of "
+                f"E4M3, UE5M3, UE5M3_FN, got scale.format={scale.format}."
+            )
+        if tensor_scale is not None and tensor_scale.target > scale.format.max:
+            raise ValueError(
+                "Quantizer: tensor_scale.target must be at most the largest block "
+                f"scale, {scale.format.max}, got target={tensor_scale.target}."
+            )
+
+    def _check_types(self) -> None:
+        kinds = {
+            "grid": Format,
+            "scale": Scale,
+            "tensor_scale": Fresh | None,
+            "rounding": Nearest | Stochastic,
+            "rotation": Hadamard | None,
+        }
+        for name, kind in kinds.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                raise TypeError(
+                    f"Quantizer: {name} must be a {kind}, got {name}={value!r}."
+                )
+        if self.grid not in GRIDS:
+            raise ValueError(
+                f"Quantizer: grid must be one of {GRIDS}, got grid={self.grid!r}."
+            )
+
+    @property
+    def block_size(self) -> int:
+        """Elements of a block along the contraction axis."""
+        return self.block[0] if isinstance(self.block, tuple) else self.block
+
+    @property
+    def is_square(self) -> bool:
+        """Whether blocks are squares over the contraction axis and another."""
+        return isinstance(self.block, tuple)
+
+    @property
+    def is_stochastic(self) -> bool:
+        """Whether elements are rounded with random bits."""
+        return isinstance(self.rounding, Stochastic)
+
+    @property
+    def draws(self) -> bool:
+        """Whether a key is needed: for rounding bits or for signs of each step."""
+        return self.is_stochastic or (self.rotation is not None and self.rotation.draws)
+
+    @property
+    def pads(self) -> bool:
+        """Whether g_max is divided by 17/16 when the scale is computed."""
+        if self.scale.pad is not None:
+            return self.scale.pad
+        return self.is_stochastic and self.scale.rounds_mantissa

@@ -1,0 +1,75 @@
+"""Rounding to a format: nearest even, and stochastic with given bits."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fp4jax.numerics import exact
+from fp4jax.numerics.formats import Format
+
+
+@dataclasses.dataclass(frozen=True)
+class Nearest:
+    """Round to nearest, ties to the even code (RTNE)."""
+
+    def __repr__(self) -> str:
+        return "NEAREST"
+
+
+@dataclasses.dataclass(frozen=True)
+class Stochastic:
+    """Stochastic rounding (SR): between a <= t <= b, up with (t - a) / (b - a).
+
+    The probability is truncated to 16 bits. Beyond g_max values saturate.
+    """
+
+
+NEAREST = Nearest()
+Rounding = Nearest | Stochastic
+
+
+def round_nearest(t: jax.Array, fmt: Format) -> jax.Array:
+    """The member of `fmt` nearest to a magnitude, ties to the even code.
+
+    Args:
+      t: Float32 magnitudes >= 0; beyond the format's largest they saturate, and a NaN
+        gives the largest too (the scale must carry it).
+      fmt: The format.
+
+    Returns:
+      Float32 members of the format.
+    """
+    t, step, inverse_step = _saturate(t, fmt)
+    return lax.round(t * inverse_step, lax.RoundingMethod.TO_NEAREST_EVEN) * step
+
+
+def round_stochastic(t: jax.Array, bits: jax.Array, fmt: Format) -> jax.Array:
+    """One of the two members of `fmt` around a magnitude, unbiased.
+
+    i = floor(t / step 2^16),  result = ((i + bits) >> 16) step
+
+    Args:
+      t: Float32 magnitudes >= 0, as for `round_nearest`.
+      bits: uint32 uniform in [0, 2^16).
+      fmt: The format.
+
+    Returns:
+      Float32 members of the format.
+    """
+    t, step, inverse_step = _saturate(t, fmt)
+    i = (t * inverse_step * 65536.0).astype(jnp.uint32)
+    return ((i + bits) >> 16).astype(jnp.float32) * step
+
+
+def _saturate(t: jax.Array, fmt: Format):
+    """Magnitudes clamped to the format, the step around each, and its reciprocal."""
+    t = jnp.where(t < fmt.max, t, jnp.float32(fmt.max))
+    if fmt.is_uniform:
+        step = np.float32(2.0 ** (fmt.emin - fmt.mantissa_bits))
+        return t, step, 1 / step
+    binade = jnp.maximum(exact.floor_pow2(t), jnp.float32(2.0**fmt.emin))
+    step = binade * 2.0**-fmt.mantissa_bits
+    return t, step, exact.inverse_pow2(step)

@@ -1,0 +1,28 @@
+"""The six quantization sites of a linear layer and their streams of random bits."""
+
+import enum
+
+
+class Site(enum.IntEnum):
+    """An operand of one of the three GEMMs: y = x w, dx = dy w^T, dw = x^T dy.
+
+    A site names the streams that it draws from a key: rounding bits of its own, and
+    signs that the two operands of its GEMM share. The numbers are fixed for good.
+    """
+
+    FPROP_X = 0
+    FPROP_W = 1
+    DGRAD_DY = 2
+    DGRAD_W = 3
+    WGRAD_X = 4
+    WGRAD_DY = 5
+
+    @property
+    def rounding_stream(self) -> int:
+        """Stream of the bits of stochastic rounding."""
+        return int(self)
+
+    @property
+    def signs_stream(self) -> int:
+        """Stream of the signs of the Hadamard transform, one for each GEMM."""
+        return 8 + self // 2
