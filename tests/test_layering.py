@@ -1,0 +1,99 @@
+"""The tower of imports: every module rests only on the floors below its own."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+MODULES = sorted([*ROOT.glob("fp4jax/**/*.py"), *ROOT.glob("experiments/**/*.py")])
+MAX_LINES = 500
+
+# Lowest floor first; modules of one floor may import each other.
+TOWER = (
+    ("fp4jax.numerics",),
+    ("fp4jax.recipes", "fp4jax.policies"),
+    ("fp4jax.ops",),
+    ("fp4jax.nnx",),
+    ("fp4jax.models",),
+    ("fp4jax.train",),
+    ("experiments",),
+)
+# Beside the tower: who may import it.
+SIDE = {"fp4jax.data": ("fp4jax.train", "experiments")}
+# Libraries that a package must not import.
+FORBIDDEN = {
+    "fp4jax.numerics": {"flax", "optax", "chex"},
+    "fp4jax.recipes": {"flax", "optax", "chex"},
+    "fp4jax.policies": {"flax", "optax", "chex"},
+    "fp4jax.ops": {"flax", "optax", "chex"},
+    "fp4jax.data": {"jax", "flax", "optax", "chex"},
+}
+
+
+def dotted(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+NAMES = {dotted(path) for path in MODULES}
+modules = pytest.mark.parametrize("path", MODULES, ids=dotted)
+
+
+def imports(path: Path) -> set[str]:
+    """Returns every module that the source imports, wherever in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{dotted(path)} must import by absolute names"
+            members = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= (members & NAMES) or {node.module}
+    return found
+
+
+def package(module: str) -> str:
+    """Returns the part of the project that holds a module, or "" for a library."""
+    known = [name for floor in TOWER for name in floor] + list(SIDE)
+    return next((p for p in known if f"{module}.".startswith(f"{p}.")), "")
+
+
+def below(name: str) -> set[str]:
+    """Returns the packages that may be imported by one."""
+    allowed = {side for side, users in SIDE.items() if name in users} | {name}
+    if name in SIDE:
+        return allowed
+    level = next(i for i, floor in enumerate(TOWER) if name in floor)
+    return allowed.union(*TOWER[: level + 1])
+
+
+@modules
+def test_imports_go_down_the_tower(path):
+    if (name := dotted(path)) == "fp4jax":
+        return  # hands on names of every floor
+    assert package(name), f"{name} has no floor in the tower"
+    assert "fp4jax" not in imports(path), f"{name} must not import the re-exports"
+    used = {package(module) for module in imports(path)} - {""}
+    assert used <= below(package(name))
+
+
+@modules
+def test_libraries_stay_above_the_floors_that_do_without(path):
+    libraries = {module.partition(".")[0] for module in imports(path)}
+    assert not libraries & FORBIDDEN.get(package(dotted(path)), set())
+
+
+@modules
+def test_modules_stay_short(path):
+    assert len(path.read_text().splitlines()) <= MAX_LINES
+
+
+def test_top_level_only_hands_names_on():
+    docstring, *body = ast.parse((ROOT / "fp4jax/__init__.py").read_text()).body
+    assert isinstance(docstring, ast.Expr)
+    for node in body:
+        if isinstance(node, ast.Assign):
+            assert [ast.unparse(target) for target in node.targets] == ["__version__"]
+        else:
+            assert isinstance(node, ast.ImportFrom), ast.unparse(node)
