@@ -1,9 +1,12 @@
 """FP4 pretraining in JAX: quantizers, recipes and the GEMMs that use them."""
 
+from fp4jax import policies as policies
+from fp4jax import recipes as recipes
 from fp4jax.numerics import QTensor as QTensor
 from fp4jax.numerics import dequantize as dequantize
 from fp4jax.numerics import fake_quant as fake_quant
 from fp4jax.numerics import operand as operand
 from fp4jax.numerics import quantize as quantize
+from fp4jax.ops.dot_general import dot_general as dot_general
 
 __version__ = "0.1.0"

@@ -32,14 +32,9 @@ class Blocks:
     signs: jax.Array | None
     tiling: blocks.Tiling
 
-    def operand(self, dtype: jnp.dtype) -> jax.Array:
+    def operand(self, dtype: jax.typing.DTypeLike) -> jax.Array:
         """values scale, joined: what the GEMM multiplies, without the tensor scale."""
-        product = self.values * self.scale
-        if dtype == jnp.bfloat16:
-            # A cast alone may be dropped again by a compiler that keeps the excess
-            # precision; only float32 scales give it anything to round.
-            product = lax.reduce_precision(product, exponent_bits=8, mantissa_bits=7)
-        return self.tiling.join(product.astype(dtype))
+        return self.tiling.join(exact.cast(self.values * self.scale, dtype))
 
 
 def quantize_blocks(

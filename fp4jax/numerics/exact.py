@@ -40,6 +40,16 @@ def pow2(exponent: jax.Array) -> jax.Array:
     return float_of((exponent + 127) << 23)
 
 
+def cast(x: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
+    """`x.astype(dtype)` to float32 or bfloat16 that is sure to round.
+
+    A compiler that keeps excess precision drops a cast to bfloat16 and back.
+    """
+    if dtype == jnp.bfloat16 and x.dtype != jnp.bfloat16:
+        x = lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
+    return x.astype(dtype)
+
+
 def divide(a: jax.Array | float, b: jax.Array) -> jax.Array:
     """Correctly rounded a / b of positive normal float32 with a normal quotient.
 

@@ -111,7 +111,7 @@ def quantize(
     )
 
 
-def operand(q: QTensor, dtype: jnp.dtype = jnp.bfloat16) -> jax.Array:
+def operand(q: QTensor, dtype: jax.typing.DTypeLike = jnp.bfloat16) -> jax.Array:
     """The input of the GEMM: rotated and padded along the contraction axis.
 
     operand = decode(codes) scales
@@ -127,7 +127,7 @@ def operand(q: QTensor, dtype: jnp.dtype = jnp.bfloat16) -> jax.Array:
     Returns:
       Array of `dtype`, of the shape of `q.codes`.
     """
-    return _blocks(q).operand(jnp.dtype(dtype))
+    return _blocks(q).operand(dtype)
 
 
 def dequantize(q: QTensor) -> jax.Array:
@@ -141,7 +141,7 @@ def dequantize(q: QTensor) -> jax.Array:
     Returns:
       Array of the original shape and dtype, the rotation and the padding undone.
     """
-    x = _blocks(q).operand(jnp.dtype(jnp.float32))
+    x = _blocks(q).operand(jnp.float32)
     if q.tensor_scale is not None:
         x = x * q.tensor_scale
     if q.signs is not None:

@@ -1,0 +1,1 @@
+"""Matrix products whose operands are quantized as a recipe says."""

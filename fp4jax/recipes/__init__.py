@@ -1,0 +1,15 @@
+"""Published recipes, each a function that returns a value."""
+
+from fp4jax.recipes.bf16 import bf16 as bf16
+from fp4jax.recipes.e2m1_ref import e2m1_ref as e2m1_ref
+from fp4jax.recipes.int2 import int2 as int2
+from fp4jax.recipes.nvfp4 import nvfp4 as nvfp4
+from fp4jax.recipes.policy import Policy as Policy
+from fp4jax.recipes.policy import Rule as Rule
+from fp4jax.recipes.recipe import Dgrad as Dgrad
+from fp4jax.recipes.recipe import Fprop as Fprop
+from fp4jax.recipes.recipe import Recipe as Recipe
+from fp4jax.recipes.recipe import Wgrad as Wgrad
+from fp4jax.recipes.serialize import from_json as from_json
+from fp4jax.recipes.serialize import to_json as to_json
+from fp4jax.recipes.ufp4 import ufp4 as ufp4

@@ -1,0 +1,41 @@
+"""UFP4: a uniform 4-bit grid and a Hadamard transform on all three GEMMs."""
+
+import dataclasses
+
+from fp4jax.numerics import UNIFORM, FixedSigns, Hadamard, Quantizer, Scale, Stochastic
+from fp4jax.recipes.recipe import Dgrad, Fprop, Recipe, Wgrad
+
+
+def ufp4(scale: Scale = Scale(), *, seed: int = 0) -> Recipe:
+    """The uniform recipe: E1M2 (INT4) elements, one scale for 16.
+
+    ====== ========================= =========================
+    GEMM   first operand             second operand
+    ====== ========================= =========================
+    fprop  x: RHT 16, nearest        w: RHT 16, nearest
+    dgrad  dy: RHT 16, stochastic    w: RHT 16, nearest
+    wgrad  x: RHT 16, nearest        dy: RHT 16, stochastic
+    ====== ========================= =========================
+
+    The uniform grid has no shrinking interior bins, and a rotation makes blocks
+    near-Gaussian, on which it loses less than E2M1. The publication does not say how
+    signs are drawn; here each GEMM has one fixed vector.
+
+    Args:
+      scale: Block scale; published with float32.
+      seed: Of the sign vectors.
+
+    References:
+      arXiv 2606.20381.
+    """
+    quantizer = Quantizer(UNIFORM, block=16, scale=scale)
+    fprop, dgrad, wgrad = (
+        dataclasses.replace(quantizer, rotation=Hadamard(16, FixedSigns(seed + gemm)))
+        for gemm in range(3)
+    )
+    sr = Stochastic()
+    return Recipe(
+        Fprop(x=fprop, w=fprop),
+        Dgrad(dy=dataclasses.replace(dgrad, rounding=sr), w=dgrad),
+        Wgrad(x=wgrad, dy=dataclasses.replace(wgrad, rounding=sr)),
+    )
