@@ -143,9 +143,10 @@ class _Gemms:
             out_sharding=out_sharding,
         )
         # One after the other, in the order of the sites: their product may overflow.
+        # The barrier keeps a compiler from moving a constant one to the end.
         for i in sorted((0, 1), key=lambda i: sites[i]):
             if operands[i][1] is not None:
-                y = y * operands[i][1]
+                y = y * lax.optimization_barrier(operands[i][1])
         return y.astype(dtype)
 
     @property

@@ -1,0 +1,83 @@
+"""Grouped-query attention with rotary positions, causal within each document."""
+
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from fp4jax.models.config import ModelConfig
+from fp4jax.models.layers import Linear, residual_std
+from fp4jax.recipes import Recipe
+
+
+class Attention(nnx.Module):
+    """softmax(q k^T / sqrt(e)) v over the earlier tokens of the same document.
+
+    The four projections take a recipe; the products of queries, keys and values and the
+    softmax stay in high precision.
+    """
+
+    def __init__(
+        self, config: ModelConfig, recipes: Mapping[str, Recipe], *, rngs: nnx.Rngs
+    ):
+        d, e = config.d_model, config.head_dim
+        queries, keys = config.num_heads * e, config.num_kv_heads * e
+        self.head_dim = e
+        self.query = Linear(d, queries, recipes["attention/query"], rngs=rngs)
+        self.key = Linear(d, keys, recipes["attention/key"], rngs=rngs)
+        self.value = Linear(d, keys, recipes["attention/value"], rngs=rngs)
+        self.out = Linear(
+            queries,
+            d,
+            recipes["attention/out"],
+            init_std=residual_std(config),
+            rngs=rngs,
+        )
+
+    def __call__(
+        self, x: jax.Array, *, mask: jax.Array, rotation: tuple[jax.Array, jax.Array]
+    ) -> jax.Array:
+        heads = (*x.shape[:2], -1, self.head_dim)
+        query = rotate(self.query(x).reshape(heads), rotation)  # [b, t, h, e]
+        key = rotate(self.key(x).reshape(heads), rotation)  # [b, t, h_kv, e]
+        value = self.value(x).reshape(heads)
+        mixed = jax.nn.dot_product_attention(
+            query, key, value, mask=mask, is_causal=True
+        )
+        return self.out(mixed.reshape(*x.shape[:2], -1))  # [b, t, d]
+
+
+def document_mask(segment_ids: jax.Array) -> jax.Array:
+    """Returns bool [b, 1, t, t]: query and key are of the same document."""
+    return segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
+
+
+def rope(
+    positions: jax.Array, *, head_dim: int, theta: float
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the rotary cosines and sines of each position.
+
+    angle[p, i] = p * theta^(-2 i / head_dim),  i < head_dim / 2
+
+    Args:
+      positions: [b, t] int32, counted within the document.
+      head_dim: size of a head.
+      theta: the base of the wavelengths.
+
+    Returns:
+      cos and sin, each [b, t, 1, head_dim / 2] float32.
+
+    References: Su et al., RoFormer, 2021.
+    """
+    frequencies = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
+    angles = positions[..., None, None].astype(jnp.float32) * frequencies
+    return jnp.cos(angles), jnp.sin(angles)
+
+
+def rotate(x: jax.Array, rotation: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Rotates the pairs (i, i + e / 2) of x [b, t, h, e], in float32, by `rope`."""
+    cos, sin = rotation
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    rotated = (first * cos - second * sin, second * cos + first * sin)
+    return jnp.concatenate(rotated, axis=-1).astype(x.dtype)

@@ -1,0 +1,139 @@
+"""The layers every block is made of; parameters in float32, activations in bfloat16."""
+
+import math
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from fp4jax.models.config import ModelConfig
+from fp4jax.nnx import DotGeneral
+from fp4jax.recipes import Recipe
+
+ACTIVATION_DTYPE = jnp.bfloat16
+
+
+def _as_they_are(arrays, *, dtype):
+    del dtype
+    return arrays
+
+
+class Linear(nnx.Linear):
+    """y = x W without bias, its three GEMMs computed as `recipe` says.
+
+    The float32 kernel reaches the recipe as it is, so that a quantizer rounds once and
+    not through bfloat16; `nnx.Linear` would promote both operands to one dtype first.
+
+    Args:
+      in_features: rows of the kernel.
+      out_features: columns of the kernel.
+      recipe: how fprop, dgrad and wgrad quantize their operands.
+      init_std: standard deviation of the truncated normal that the kernel starts from,
+        in units of 1 / sqrt(in_features).
+      rngs: streams `params` (the kernel) and `quant` (the noise key).
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        recipe: Recipe,
+        *,
+        init_std: float = 1.0,
+        rngs: nnx.Rngs,
+    ):
+        super().__init__(
+            in_features,
+            out_features,
+            use_bias=False,
+            kernel_init=nnx.initializers.variance_scaling(
+                init_std**2, "fan_in", "truncated_normal"
+            ),
+            dot_general=DotGeneral(recipe, rngs=rngs),
+            promote_dtype=_as_they_are,
+            preferred_element_type=ACTIVATION_DTYPE,
+            rngs=rngs,
+        )
+
+
+class RMSNorm(nnx.RMSNorm):
+    """y = x / sqrt(mean(x^2) + eps) * scale, in float32, returned in x's dtype."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        super().__init__(config.d_model, epsilon=config.norm_eps, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return super().__call__(x).astype(x.dtype)  # [b, t, d]
+
+
+class SwiGLU(nnx.Module):
+    """y = (silu(x W_gate) * x W_up) W_down."""
+
+    def __init__(
+        self, config: ModelConfig, recipes: Mapping[str, Recipe], *, rngs: nnx.Rngs
+    ):
+        d, f = config.d_model, config.d_ff
+        self.gate = Linear(d, f, recipes["mlp/gate"], rngs=rngs)
+        self.up = Linear(d, f, recipes["mlp/up"], rngs=rngs)
+        self.down = Linear(
+            f, d, recipes["mlp/down"], init_std=residual_std(config), rngs=rngs
+        )
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        hidden = jax.nn.silu(self.gate(x)) * self.up(x)  # [b, t, f]
+        return self.down(hidden)  # [b, t, d]
+
+
+class Embed(nnx.Module):
+    """The table of token vectors [v, d]; also the output head where the two are tied.
+
+    Vectors are looked up in float32 and only then rounded to bfloat16, so that the
+    gradient of a frequent token is summed in float32.
+    """
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        init = nnx.initializers.normal(stddev=config.d_model**-0.5)
+        self.embedding = nnx.Param(
+            init(rngs.params(), (config.vocab_size, config.d_model), jnp.float32)
+        )
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        return self.embedding[...][tokens].astype(ACTIVATION_DTYPE)  # [b, t, d]
+
+    def attend(self, x: jax.Array) -> jax.Array:
+        """Returns the float32 logits [b, t, v] of x [b, t, d]."""
+        return _logits(x, self.embedding[...].T)
+
+
+class Head(nnx.Module):
+    """The output head [d, v] of a model whose embeddings are not tied."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        init = nnx.initializers.lecun_normal()
+        self.kernel = nnx.Param(
+            init(rngs.params(), (config.d_model, config.vocab_size), jnp.float32)
+        )
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return _logits(x, self.kernel[...])  # [b, t, v]
+
+
+def residual_std(config: ModelConfig) -> float:
+    """The scale of a kernel that writes to the residual stream, twice in a block.
+
+    The stream's variance then does not grow with depth (Radford et al., 2019).
+    """
+    return 1 / math.sqrt(2 * config.num_layers)
+
+
+def _logits(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """bfloat16 operands, float32 sums and results."""
+    dimension_numbers = (((x.ndim - 1,), (0,)), ((), ()))
+    return lax.dot_general(
+        x.astype(ACTIVATION_DTYPE),
+        kernel.astype(ACTIVATION_DTYPE),
+        dimension_numbers,
+        preferred_element_type=jnp.float32,
+    )

@@ -1,0 +1,162 @@
+"""A dense decoder-only transformer whose linear layers take their recipe by path."""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from fp4jax import policies
+from fp4jax.models.attention import Attention, document_mask, rope
+from fp4jax.models.config import ModelConfig
+from fp4jax.models.layers import Embed, Head, RMSNorm, SwiGLU
+from fp4jax.policies import Policy
+from fp4jax.recipes import Recipe
+
+SITES = (
+    "attention/query",
+    "attention/key",
+    "attention/value",
+    "attention/out",
+    "mlp/gate",
+    "mlp/up",
+    "mlp/down",
+)
+
+
+_REMAT_POLICIES = {
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
+
+
+class Block(nnx.Module):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(
+        self, config: ModelConfig, recipes: Mapping[str, Recipe], *, rngs: nnx.Rngs
+    ):
+        self.attention_norm = RMSNorm(config, rngs=rngs)
+        self.attention = Attention(config, recipes, rngs=rngs)
+        self.mlp_norm = RMSNorm(config, rngs=rngs)
+        self.mlp = SwiGLU(config, recipes, rngs=rngs)
+
+    def __call__(self, x: jax.Array, **context) -> jax.Array:
+        x = x + self.attention(self.attention_norm(x), **context)
+        return x + self.mlp(self.mlp_norm(x))  # [b, t, d]
+
+
+class Transformer(nnx.Module):
+    """Embedding, blocks, norm and head; `policy` chooses the recipe of every linear.
+
+    Consecutive layers with equal recipes are stacked, every array with a leading layer
+    axis, and run as one scan; `stacks` holds these runs in order. The keys of a layer
+    depend on its index alone, so initial parameters are the same under every policy.
+
+    Args:
+      config: the shape.
+      policy: maps layer paths, as `layer_paths` lists them, to recipes.
+      rngs: streams `params` and `quant`.
+
+    Raises:
+      ValueError: the policy has a rule that no layer path matches.
+    """
+
+    def __init__(self, config: ModelConfig, policy: Policy, *, rngs: nnx.Rngs):
+        policy.check(layer_paths(config))
+        self.config = config
+        self.embed = Embed(config, rngs=rngs)
+        params_keys = jax.random.split(rngs.params(), config.num_layers)
+        quant_keys = jax.random.split(rngs.quant(), config.num_layers)
+        self.stacks = nnx.List()
+        for layers, recipes in _runs(config, policy):
+            keys = params_keys[layers], quant_keys[layers]
+            self.stacks.append(_stack(config, recipes, *keys))
+        self.norm = RMSNorm(config, rngs=rngs)
+        self.head = None if config.tie_embeddings else Head(config, rngs=rngs)
+
+    def __call__(
+        self,
+        inputs: jax.Array,
+        segment_ids: jax.Array | None = None,
+        positions: jax.Array | None = None,
+    ) -> jax.Array:
+        """Returns the logits of every next token.
+
+        Args:
+          inputs: [b, t] int32 tokens.
+          segment_ids: [b, t] int32, the document of each token; a token sees only its
+            own. None: a row is one document.
+          positions: [b, t] int32 within the document. None: counted along the row.
+
+        Returns:
+          [b, t, v] float32.
+        """
+        if segment_ids is None:
+            segment_ids = jnp.ones_like(inputs)
+        if positions is None:
+            positions = jnp.broadcast_to(jnp.arange(inputs.shape[1]), inputs.shape)
+        config = self.config
+        rotation = rope(positions, head_dim=config.head_dim, theta=config.rope_theta)
+        context = {"mask": document_mask(segment_ids), "rotation": rotation}
+        x = self.embed(inputs)
+        for stack in self.stacks:
+            x = _run(stack, x, config=config, **context)
+        x = self.norm(x)
+        return self.embed.attend(x) if self.head is None else self.head(x)
+
+
+def layer_paths(config: ModelConfig) -> list[str]:
+    """Returns the path of every linear that takes a recipe, as `blocks/3/mlp/up`."""
+    return [f"blocks/{i}/{site}" for i in range(config.num_layers) for site in SITES]
+
+
+def num_params(config: ModelConfig) -> int:
+    """Returns the number of parameters, allocating none."""
+    model = nnx.eval_shape(
+        lambda: Transformer(config, policies.bf16(config), rngs=nnx.Rngs(0))
+    )
+    leaves = jax.tree.leaves(nnx.state(model, nnx.Param))
+    return sum(math.prod(leaf.shape) for leaf in leaves)
+
+
+def _runs(
+    config: ModelConfig, policy: Policy
+) -> Iterator[tuple[slice, Mapping[str, Recipe]]]:
+    """Yields the layers of each longest run of equal blocks, and their recipes."""
+
+    def recipes(layer):
+        return {site: policy.recipe(f"blocks/{layer}/{site}") for site in SITES}
+
+    for run, layers in itertools.groupby(range(config.num_layers), recipes):
+        first, *rest = layers
+        yield slice(first, first + len(rest) + 1), run
+
+
+def _stack(config: ModelConfig, recipes: Mapping[str, Recipe], *keys) -> Block:
+    """Returns equal blocks as one, its arrays stacked; `keys` are [layers] each."""
+
+    @nnx.vmap
+    def make(params_key, quant_key):
+        rngs = nnx.Rngs(params=params_key, quant=quant_key)
+        return Block(config, recipes, rngs=rngs)
+
+    return make(*keys)
+
+
+def _run(stack: Block, x: jax.Array, *, config: ModelConfig, **context) -> jax.Array:
+    """Runs the layers of a stack one after another."""
+    graph, layers = nnx.split(stack)
+
+    def body(x, layer):
+        return nnx.merge(graph, layer)(x, **context), None
+
+    if config.remat != "none":
+        policy = _REMAT_POLICIES[config.remat]
+        body = jax.checkpoint(
+            body, policy=policy, prevent_cse=not config.scan_layers
+        )
+    return lax.scan(body, x, layers, unroll=1 if config.scan_layers else True)[0]

@@ -1,0 +1,128 @@
+"""AdamW and its learning-rate schedules."""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import optax
+
+SCHEDULES = ("wsd", "cosine", "constant")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """AdamW with clipping; warmup and decay are fractions of the run.
+
+    Attributes:
+      lr: peak learning rate.
+      schedule: after the warmup, "wsd" (stable, then linear decay over the last `decay`
+        of the run), "cosine" (half a cosine over the rest of it) or "constant".
+      final_lr: where "wsd" and "cosine" end, as a fraction of `lr`.
+      weight_decay: decoupled, of the matrices of linear layers and of an untied head;
+        norms and embeddings are not decayed.
+      clip_norm: largest global norm of the gradient.
+
+    Raises:
+      ValueError: a value outside its range, or an unknown schedule.
+    """
+
+    lr: float = 3e-3
+    schedule: str = "wsd"
+    warmup: float = 0.05
+    decay: float = 0.2
+    final_lr: float = 0.0
+    weight_decay: float = 0.1
+    b1: float = 0.9
+    b2: float = 0.95
+    eps: float = 1e-8
+    clip_norm: float = 1.0
+
+    def __post_init__(self):
+        if self.schedule not in SCHEDULES:
+            raise ValueError(
+                f"OptimConfig: schedule must be one of {', '.join(SCHEDULES)}, "
+                f"got schedule={self.schedule!r}."
+            )
+        for name in ("lr", "eps", "clip_norm"):
+            self._require(name, getattr(self, name) > 0, "be positive")
+        for name in ("b1", "b2"):
+            self._require(name, 0 <= getattr(self, name) < 1, "lie in [0, 1)")
+        for name in ("warmup", "decay", "final_lr"):
+            self._require(name, 0 <= getattr(self, name) <= 1, "lie in [0, 1]")
+        self._require("weight_decay", self.weight_decay >= 0, "not be negative")
+        if self.schedule == "wsd":
+            fits = self.warmup + self.decay <= 1
+            self._require("decay", fits, f"be at most 1 - warmup = {1 - self.warmup}")
+
+    def _require(self, name: str, holds: bool, condition: str):
+        if not holds:
+            raise ValueError(
+                f"OptimConfig: {name} must {condition}, "
+                f"got {name}={getattr(self, name)}."
+            )
+
+
+class Optimizer(NamedTuple):
+    """A gradient transformation and the schedule of its learning rate."""
+
+    transform: optax.GradientTransformation
+    schedule: optax.Schedule
+
+
+def make_schedule(config: OptimConfig, steps: int) -> optax.Schedule:
+    """Returns the learning rate of each step, 0-based, of a run of `steps`.
+
+    The warmup of w steps gives lr / w, 2 lr / w, ..., lr, so that no step is wasted at
+    zero; a decay of d steps from s starts at lr and would reach its end at s + d.
+
+    Args:
+      config: peak, shape, fractions.
+      steps: length of the run.
+
+    Raises:
+      ValueError: `steps` is not positive.
+    """
+    if steps < 1:
+        raise ValueError(f"make_schedule: steps must be positive, got steps={steps}.")
+    peak, final = config.lr, config.lr * config.final_lr
+    warmup = max(1, round(config.warmup * steps))
+    rise = optax.linear_schedule(peak / warmup, peak, max(1, warmup - 1))
+    match config.schedule:
+        case "constant":
+            start, fall = steps, optax.constant_schedule(peak)
+        case "wsd":
+            decay = max(1, round(config.decay * steps))
+            start, fall = steps - decay, optax.linear_schedule(peak, final, decay)
+        case "cosine":
+            start, decay = warmup, max(1, steps - warmup)
+            fall = optax.cosine_decay_schedule(peak, decay, alpha=config.final_lr)
+    stable = optax.constant_schedule(peak)
+    return optax.join_schedules([rise, stable, fall], [warmup, start])
+
+
+def make_optimizer(config: OptimConfig, *, steps: int) -> Optimizer:
+    """Returns AdamW after clipping by the global norm, and its schedule."""
+    schedule = make_schedule(config, steps)
+    adamw = optax.adamw(
+        schedule,
+        b1=config.b1,
+        b2=config.b2,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        mask=decay_mask,
+    )
+    clip = optax.clip_by_global_norm(config.clip_norm)
+    return Optimizer(optax.chain(clip, adamw), schedule)
+
+
+def decay_mask(params):
+    """Marks the kernels: the stack of a norm's scales has two axes, but is no matrix.
+
+    Embeddings are left out: a row sees a gradient only when its token occurs, and decay
+    would wear down the rare ones in between.
+    """
+
+    def is_kernel(path, _):
+        return any(getattr(entry, "key", None) == "kernel" for entry in path)
+
+    return jax.tree_util.tree_map_with_path(is_kernel, params)

@@ -1,0 +1,46 @@
+"""All that a training step reads and writes, as one pytree."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """The arrays of a run; with the model's graph they are the whole run.
+
+    Attributes:
+      step: int32 [], the number of steps taken.
+      params: the trained parameters.
+      opt_state: the optimizer's.
+      rest: every other variable of the model, such as the keys of its noise.
+    """
+
+    step: jax.Array
+    params: nnx.State
+    opt_state: optax.OptState
+    rest: nnx.State
+
+
+def make_state(
+    model: nnx.Module, transform: optax.GradientTransformation
+) -> tuple[nnx.GraphDef, TrainState]:
+    """Returns the static graph of `model`, and the state of a run before its step 0.
+
+    Args:
+      model: its arrays become the state's, which a training step consumes: it must not
+        be used again.
+      transform: initialises `opt_state`.
+    """
+    graph, params, rest = nnx.split(model, nnx.Param, ...)
+    state = TrainState(
+        step=jnp.zeros((), jnp.int32),
+        params=params,
+        opt_state=transform.init(params),
+        rest=rest,
+    )
+    return graph, state

@@ -1,0 +1,78 @@
+"""The jitted training and evaluation steps."""
+
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from fp4jax.nnx import set_step
+from fp4jax.train.optim import Optimizer
+from fp4jax.train.state import TrainState
+
+Batch = Mapping[str, jax.Array]
+Metrics = dict[str, jax.Array]
+
+
+def make_train_step(
+    graph: nnx.GraphDef, optimizer: Optimizer
+) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    """Returns the jitted `step(state, batch) -> (state, metrics)`, which consumes state.
+
+    Args:
+      graph: the model's, from `make_state`.
+      optimizer: from `make_optimizer`.
+
+    Returns:
+      A function of a batch with `inputs`, `targets`, `segment_ids`, `positions` and
+      `loss_mask`, all [b, t]. Its metrics are float32 scalars: the masked mean `loss`,
+      the `grad_norm` before clipping, and the `lr` of the step.
+    """
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        def loss_of(params):
+            model = nnx.merge(graph, params, state.rest, copy=True)
+            set_step(model, state.step)
+            total, weight = token_losses(model, batch)
+            return total / jnp.maximum(weight, 1)
+
+        loss, grads = jax.value_and_grad(loss_of)(state.params)
+        updates, opt_state = optimizer.transform.update(
+            grads, state.opt_state, state.params
+        )
+        metrics = {
+            "loss": loss,
+            "grad_norm": optax.tree.norm(grads),
+            "lr": jnp.asarray(optimizer.schedule(state.step), jnp.float32),
+        }
+        params = optax.apply_updates(state.params, updates)
+        return TrainState(state.step + 1, params, opt_state, state.rest), metrics
+
+    return jax.jit(step, donate_argnums=0)
+
+
+def make_eval_step(graph: nnx.GraphDef) -> Callable[[TrainState, Batch], Metrics]:
+    """Returns the jitted `step(state, batch) -> {"loss_sum", "tokens"}`."""
+
+    @jax.jit
+    def step(state: TrainState, batch: Batch) -> Metrics:
+        model = nnx.merge(graph, state.params, state.rest, copy=True)
+        set_step(model, state.step)
+        loss_sum, tokens = token_losses(model, batch)
+        return {"loss_sum": loss_sum, "tokens": tokens}
+
+    return step
+
+
+def token_losses(model: nnx.Module, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """Returns the cross entropy summed over the mask, in nats, and the mask's sum.
+
+    loss_sum = sum_i mask_i (logsumexp(logits_i) - logits_i[target_i]), float32 throughout
+    """
+    logits = model(batch["inputs"], batch["segment_ids"], batch["positions"])
+    losses = optax.losses.softmax_cross_entropy_with_integer_labels(
+        logits, batch["targets"]
+    )
+    mask = batch["loss_mask"].astype(jnp.float32)
+    return jnp.sum(losses * mask), jnp.sum(mask)
