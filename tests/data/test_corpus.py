@@ -1,0 +1,123 @@
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from fp4jax.data import DataConfig, corpus, load_corpus, tokenizers
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    monkeypatch.setenv("FP4JAX_CACHE", str(tmp_path / "cache"))
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for i in range(20):
+        (folder / f"{i:02}.txt").write_text(f"document {i}: " + "words, " * i)
+    return DataConfig(source=str(folder), vocab_size=280, holdout=0.2)
+
+
+def texts(loaded, split):
+    return {
+        name: loaded.tokenizer.decode(document)
+        for name, document in zip(split.names, split, strict=True)
+    }
+
+
+@pytest.mark.parametrize("tokenizer", ["bpe", "bytes"])
+@pytest.mark.parametrize("vocab_size", [280, 70_000])
+def test_every_document_is_in_one_split(config, tmp_path, tokenizer, vocab_size):
+    config = dataclasses.replace(config, tokenizer=tokenizer, vocab_size=vocab_size)
+    loaded = load_corpus(config)
+    train, heldout = texts(loaded, loaded.train), texts(loaded, loaded.heldout)
+    assert train and heldout and not train.keys() & heldout.keys()
+    files = {p.name: p.read_text() for p in (tmp_path / "text").iterdir()}
+    assert train | heldout == files
+    assert loaded.token_bytes.shape == (vocab_size,)
+    for split in (loaded.train, loaded.heldout):
+        assert all(document[-1] == vocab_size - 1 for document in split)
+        assert np.count_nonzero(split.tokens == vocab_size - 1) == len(split)
+        assert split.num_targets == sum(len(document) - 1 for document in split)
+
+
+def test_the_tokenizer_learns_from_the_training_split_only(config, monkeypatch):
+    learned = []
+
+    def train_tokenizer(kind, texts, **settings):
+        learned.extend(texts)
+        return tokenizers.train_tokenizer(kind, texts, **settings)
+
+    monkeypatch.setattr(corpus, "train_tokenizer", train_tokenizer)
+    loaded = load_corpus(config)
+    assert learned == list(texts(loaded, loaded.train).values())
+
+
+def test_the_cache_returns_what_was_made(config, tmp_path, monkeypatch):
+    made = load_corpus(config)
+    monkeypatch.setattr(corpus, "_tokenize", None)  # a second call must not reach it
+    kept = load_corpus(config)
+    for before, after in ((made.train, kept.train), (made.heldout, kept.heldout)):
+        assert before.names == after.names
+        np.testing.assert_array_equal(before.tokens, after.tokens)
+        np.testing.assert_array_equal(before.ends, after.ends)
+    assert made.tokenizer.to_json() == kept.tokenizer.to_json()
+    (path,) = (tmp_path / "cache").iterdir()  # and nothing half-written
+    assert path.name.startswith("corpus-")
+
+
+@pytest.mark.parametrize(
+    "change", [{"vocab_size": 281}, {"tokenizer": "bytes"}, {"holdout": 0.5}], ids=str
+)
+def test_the_cache_knows_every_setting(config, tmp_path, change):
+    load_corpus(config)
+    load_corpus(dataclasses.replace(config, **change))
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_batches_share_one_cache(config, tmp_path):
+    load_corpus(config)
+    load_corpus(dataclasses.replace(config, seed=1, batch_size=3, sequence_length=9))
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def test_an_unwritable_cache_is_reported(config, tmp_path, monkeypatch, caplog):
+    (tmp_path / "file").write_text("not a folder")
+    monkeypatch.setenv("FP4JAX_CACHE", str(tmp_path / "file"))
+    assert len(load_corpus(config).train) > 0
+    assert "The corpus is not cached: " in caplog.text
+
+
+def test_the_cache_follows_the_environment(config, tmp_path, monkeypatch):
+    monkeypatch.delenv("FP4JAX_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    load_corpus(config)
+    assert len(list((tmp_path / "xdg" / "fp4jax").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tokenizer": "wordpiece"}, "one of bpe, bytes, got tokenizer='wordpiece'"),
+        ({"vocab_size": 256}, "at least 257, .* got vocab_size=256"),
+        ({"sequence_length": 0}, "at least 1, got sequence_length=0"),
+        ({"batch_size": 0}, "at least 1, got batch_size=0"),
+        ({"holdout": 0.0}, "above 0 and below 1, got holdout=0.0"),
+        ({"holdout": float("nan")}, "above 0 and below 1, got holdout=nan"),
+        ({"seed": -1}, r"from 0 to 2\*\*32 - 1, got seed=-1"),
+        (
+            {"source": "texts", "site_packages": True},
+            "False unless source=\"stdlib\", as source='texts', got site_packages=True",
+        ),
+    ],
+    ids=str,
+)
+def test_bad_values_raise(change, message):
+    (name,) = set(change) - {"source"}
+    with pytest.raises(ValueError, match=f"^DataConfig: {name} must be {message}"):
+        DataConfig(**change)
+
+
+def test_config_is_a_plain_value():
+    config = DataConfig(vocab_size=300)
+    assert DataConfig(**json.loads(json.dumps(dataclasses.asdict(config)))) == config
+    assert hash(config) == hash(DataConfig(vocab_size=300))

@@ -1,0 +1,107 @@
+import hashlib
+import sysconfig
+
+import pytest
+
+from fp4jax.data.sources import Document, read_documents, split_documents
+
+
+def documents(count):
+    texts = [f"document {i}" for i in range(count)]
+    return [Document(t, t, hashlib.sha256(t.encode()).digest()) for t in texts]
+
+
+def read(folder):
+    return [(d.name, d.text) for d in read_documents(str(folder))]
+
+
+def test_the_standard_library_is_read_without_tests_and_packages():
+    names = [d.name for d in read_documents("stdlib")]
+    assert "json/decoder.py" in names
+    assert names == [d.name for d in read_documents("stdlib")]
+    folders = {part for name in names for part in name.split("/")[:-1]}
+    assert not folders & {"test", "tests", "idle_test", "site-packages"}
+
+
+def test_python_sources(tmp_path, monkeypatch):
+    library, packages = tmp_path / "library", tmp_path / "library" / "site-packages"
+    paths = {"stdlib": library, "purelib": packages, "platlib": packages}
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: paths)
+    for name, data in {
+        "b.py": b"b",
+        "a/c.py": b"c",
+        "a/copy_of_c.py": b"c",
+        "a/empty.py": b"",
+        "a/latin.py": b"\xe9",
+        "a/notes.txt": b"n",
+        "test/d.py": b"d",
+        "a/tests/e.py": b"e",
+        "__pycache__/f.py": b"f",
+        "site-packages/g/h.py": b"h",
+        "site-packages/g/test/i.py": b"i",
+    }.items():
+        (library / name).parent.mkdir(parents=True, exist_ok=True)
+        (library / name).write_bytes(data)
+    own = [d.name for d in read_documents("stdlib")]
+    assert own == ["b.py", "a/c.py"]
+    both = [d.name for d in read_documents("stdlib", site_packages=True)]
+    assert both == [*own, "g/h.py"]
+
+
+def test_text_files_hold_one_document_or_several(tmp_path):
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    (tmp_path / "deep" / "er" / "x.txt").write_text("once\n")
+    (tmp_path / "b.txt").write_text("one\n\0\ntwo\n\0\n")
+    (tmp_path / "a.txt").write_bytes("gr\u00fc\u00df\r\n".encode())
+    (tmp_path / "c.md").write_text("ignored")
+    files = {
+        "a.txt": "gr\u00fc\u00df\r\n",
+        "b.txt[0]": "one",
+        "b.txt[1]": "two",
+        "deep/er/x.txt": "once\n",
+    }
+    assert read(tmp_path) == list(files.items())
+    assert read(tmp_path / "c.md") == [("c.md", "ignored")]
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (None, "be \"stdlib\", a folder or a text file, got source='.*/text'"),
+        ({}, r"folder that holds \*\.txt files, got source='.*/text' without any"),
+        ({"a.md": b"a"}, r"folder that holds \*\.txt files"),
+        ({"a.txt": b""}, "at least one non-empty document, got source='.*/text'"),
+        ({"a.txt": b"ab\xff"}, "UTF-8 text, got byte 0xff at offset 2 of '.*a.txt'"),
+    ],
+    ids=["missing", "empty folder", "no text file", "empty file", "not utf-8"],
+)
+def test_bad_sources_raise(tmp_path, files, message):
+    folder = tmp_path / "text"
+    if files is not None:
+        folder.mkdir()
+        for name, data in files.items():
+            (folder / name).write_bytes(data)
+    with pytest.raises(ValueError, match=f"^read_documents: source must .*{message}"):
+        read_documents(str(folder))
+
+
+@pytest.mark.parametrize("holdout", [0.02, 0.3])
+def test_a_document_keeps_its_side_as_others_come(holdout):
+    train, heldout = split_documents(documents(2000), holdout)
+    more_train, more_heldout = split_documents(documents(4000), holdout)
+    assert set(train) < set(more_train)
+    assert set(heldout) < set(more_heldout)
+    assert sorted(train + heldout) == sorted(documents(2000))
+    standard_deviation = (2000 * holdout * (1 - holdout)) ** 0.5
+    assert abs(len(heldout) - 2000 * holdout) < 4 * standard_deviation
+
+
+@pytest.mark.parametrize("holdout", [1e-9, 1 - 1e-9])
+def test_no_split_is_empty(holdout):
+    train, heldout = split_documents(documents(5), holdout)
+    assert min(len(train), len(heldout)) == 1
+
+
+def test_one_document_cannot_be_split():
+    with pytest.raises(ValueError, match="must be at least two, .* got 1. Pass"):
+        split_documents(documents(1), 0.5)
