@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fp4jax.numerics import exact
+
 
 def pad_to_multiple(x: jax.Array, multiples: dict[int, int]) -> jax.Array:
     """Zero-pads axes at their end.
@@ -60,9 +62,14 @@ class Tiling:
 
 
 def amax(x: jax.Array, axes: tuple[int, ...] | None = None) -> jax.Array:
-    """max |x| in float32, 0 of an empty array, axes kept; NaN where any element is."""
-    keep = axes is not None
-    return jnp.max(jnp.abs(x), axis=axes, keepdims=keep, initial=0).astype(jnp.float32)
+    """max |x| in float32, 0 of an empty array, axes kept; NaN where any element is.
+
+    Taken of the bit patterns, whose order as integers is that of the magnitudes with
+    NaN above all: a compiler's maximum of floats may lose a NaN.
+    """
+    bits = exact.magnitude_bits_of(x.astype(jnp.float32))
+    largest = jnp.max(bits, axis=axes, keepdims=axes is not None, initial=0)
+    return exact.float_of(largest)
 
 
 def positions(tiling: Tiling, axis: int) -> tuple[jax.Array, jax.Array]:

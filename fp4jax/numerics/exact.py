@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+_MAGNITUDE = 0x7FFFFFFF
 _EXPONENT = 0x7F800000
 _MANTISSA = 0x007FFFFF
 _ONE = 0x3F800000
@@ -18,6 +19,11 @@ _ONE = 0x3F800000
 def bits_of(x: jax.Array) -> jax.Array:
     """The int32 pattern of a float32 array."""
     return lax.bitcast_convert_type(x, jnp.int32)
+
+
+def magnitude_bits_of(x: jax.Array) -> jax.Array:
+    """The int32 pattern of |x|, also of a NaN."""
+    return bits_of(x) & _MAGNITUDE
 
 
 def float_of(bits: jax.Array) -> jax.Array:
@@ -46,7 +52,8 @@ def cast(x: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
     A compiler that keeps excess precision drops a cast to bfloat16 and back.
     """
     if dtype == jnp.bfloat16 and x.dtype != jnp.bfloat16:
-        x = lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
+        # From float32: the subnormals of float16 have more bits in bfloat16.
+        x = lax.reduce_precision(x.astype(jnp.float32), exponent_bits=8, mantissa_bits=7)
     return x.astype(dtype)
 
 

@@ -107,11 +107,11 @@ def encode_magnitude(x: jax.Array, fmt: Format) -> jax.Array:
       uint8 codes of the same shape.
     """
     mantissa_bits, emin = fmt.mantissa_bits, fmt.emin
-    binade = jnp.maximum(exact.floor_pow2(x), 2.0**emin)
-    exponent = (exact.bits_of(binade) >> 23) - 127
-    # In two steps: 2^(M - e) itself overflows for the largest exponents of E8M0.
-    mantissa = x * exact.inverse_pow2(binade) * 2.0**mantissa_bits
-    code = ((exponent - emin) << mantissa_bits) + mantissa.astype(jnp.int32)
+    # From the lowest binade up, both terms stand in the float32 pattern.
+    normal = exact.bits_of(x) >> (23 - mantissa_bits)
+    normal = normal - ((emin + 126) << mantissa_bits)
+    subnormal = (x * 2.0 ** (mantissa_bits - emin)).astype(jnp.int32)
+    code = jnp.where(x < 2.0**emin, subnormal, normal)
     if fmt.nan_code is not None:
         code = jnp.where(jnp.isnan(x), fmt.nan_code, code)
     return code.astype(jnp.uint8)
