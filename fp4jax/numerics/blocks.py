@@ -9,6 +9,16 @@ from jax import lax
 from fp4jax.numerics import exact
 
 
+def checked_axis(x: jax.Array, axis: int, caller: str, name: str = "axis") -> int:
+    """The number of an axis, not negative; raises in the caller's name if none."""
+    if not isinstance(axis, int) or not -x.ndim <= axis < x.ndim:
+        raise ValueError(
+            f"{caller}: {name} must be an integer in [{-x.ndim}, {x.ndim}), got "
+            f"{name}={axis!r} (shape={x.shape})."
+        )
+    return axis % x.ndim
+
+
 def pad_to_multiple(x: jax.Array, multiples: dict[int, int]) -> jax.Array:
     """Zero-pads axes at their end.
 

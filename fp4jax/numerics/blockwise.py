@@ -48,38 +48,30 @@ def quantize_blocks(
     site: Site = Site.FPROP_X,
 ) -> Blocks:
     """Rotates, scales and rounds `x` in blocks along `axis`; see `quantize`."""
-    axis, other = _check(x, quantizer, axis, other, key, amax)
-    x = lax.stop_gradient(x)
-    x, signs = _padded_and_rotated(x, quantizer, axis, key, site)
-    x = x.astype(jnp.float32)
+    _check(x, quantizer, key, amax)
+    axis, other = _checked_axes(x, quantizer, axis, other)
+    x, signs = _padded_and_rotated(lax.stop_gradient(x), quantizer, axis, key, site)
+    block_axes = (axis,) if other is None else (axis, other)
+    tiling = blocks.Tiling(x.shape, dict.fromkeys(block_axes, quantizer.block_size))
+    x = tiling.split(x.astype(jnp.float32))
 
-    factor = None
+    block_amax = blocks.amax(x, tiling.inside)
+    factor = tensor_scale = None
     if quantizer.tensor_scale is not None:
         factor = scaling.tensor_factor(
-            blocks.amax(x) if amax is None else amax.astype(jnp.float32),
+            blocks.amax(block_amax) if amax is None else jnp.asarray(amax, jnp.float32),
             quantizer.tensor_scale,
             quantizer.grid,
         )
-    block_axes = (axis,) if other is None else (axis, other)
-    tiling = blocks.Tiling(x.shape, dict.fromkeys(block_axes, quantizer.block_size))
-    x = tiling.split(x)
+        tensor_scale = exact.divide(1.0, factor)
     scale, inverse = scaling.block_scale(
-        blocks.amax(x, tiling.inside),
+        block_amax,
         quantizer.scale,
         quantizer.grid,
         pad=quantizer.pads,
         factor=factor,
     )
-    t = x * inverse
-    if quantizer.is_stochastic:
-        words = random_bits.key_words(key, site.rounding_stream)
-        row, column = blocks.positions(tiling, axis)
-        bits = random_bits.uniform16(words, row, column).reshape(t.shape)
-        magnitude = rounding.round_stochastic(jnp.abs(t), bits, quantizer.grid)
-    else:
-        magnitude = rounding.round_nearest(jnp.abs(t), quantizer.grid)
-    values = jnp.where((t < 0) & (magnitude > 0), -magnitude, magnitude)
-    tensor_scale = None if factor is None else exact.divide(1.0, factor)
+    values = _rounded(x * inverse, quantizer, tiling, axis, key, site)
     return Blocks(values, scale, tensor_scale, signs, tiling)
 
 
@@ -96,39 +88,41 @@ def _padded_and_rotated(
     return hadamard.rotate(x, signs, axis), signs
 
 
+def _rounded(
+    t: jax.Array,
+    quantizer: Quantizer,
+    tiling: blocks.Tiling,
+    axis: int,
+    key: jax.Array | None,
+    site: Site,
+) -> jax.Array:
+    """Signed members of the grid for scaled elements, zero without a sign."""
+    magnitude = jnp.abs(t)
+    if quantizer.is_stochastic:
+        words = random_bits.key_words(key, site.rounding_stream)
+        row, column = blocks.positions(tiling, axis)
+        bits = random_bits.uniform16(words, row, column).reshape(t.shape)
+        magnitude = rounding.round_stochastic(magnitude, bits, quantizer.grid)
+    else:
+        magnitude = rounding.round_nearest(magnitude, quantizer.grid)
+    return jnp.where((t < 0) & (magnitude > 0), -magnitude, magnitude)
+
+
 def _check(
     x: jax.Array,
     quantizer: Quantizer,
-    axis: int,
-    other: int | None,
     key: jax.Array | None,
     amax: jax.Array | None,
-) -> tuple[int, int | None]:
-    """The two axes, not negative; raises where an argument cannot be honoured."""
+) -> None:
+    """Raises where an argument cannot be honoured."""
     if x.dtype not in _FLOATS:
         raise TypeError(
             "quantize: x must be float32, bfloat16 or float16, got "
             f"dtype={x.dtype} (shape={x.shape})."
         )
-    axis = _axis(x, axis, "axis")
-    if quantizer.is_square:
-        if other is None and x.ndim == 2:
-            other = 1 - axis
-        if other is None:
-            raise ValueError(
-                "quantize: other must name the second axis of square blocks, got "
-                f"other=None (shape={x.shape}, block={quantizer.block})."
-            )
-        other = _axis(x, other, "other")
-        if other == axis:
-            raise ValueError(
-                f"quantize: other must differ from axis, got other={other}, "
-                f"axis={axis}."
-            )
-    elif other is not None:
-        raise ValueError(
-            "quantize: other must be None unless blocks are squares, got "
-            f"other={other}, block={quantizer.block}."
+    if not isinstance(quantizer, Quantizer):
+        raise TypeError(
+            f"quantize: quantizer must be a Quantizer, got quantizer={quantizer!r}."
         )
     if quantizer.draws and key is None:
         raise ValueError(
@@ -139,15 +133,36 @@ def _check(
     if amax is not None and quantizer.tensor_scale is None:
         raise ValueError(
             "quantize: amax must be None unless the quantizer has a tensor scale, got "
-            "an amax."
+            f"amax={amax}."
+        )
+    if amax is not None and jnp.shape(amax) != ():
+        raise ValueError(
+            f"quantize: amax must be a scalar, got shape={jnp.shape(amax)}."
+        )
+
+
+def _checked_axes(
+    x: jax.Array, quantizer: Quantizer, axis: int, other: int | None
+) -> tuple[int, int | None]:
+    """The blocked axes, not negative; of a matrix, the other one by default."""
+    axis = blocks.checked_axis(x, axis, "quantize")
+    if not quantizer.is_square:
+        if other is not None:
+            raise ValueError(
+                "quantize: other must be None unless blocks are squares, got "
+                f"other={other}, block={quantizer.block}."
+            )
+        return axis, None
+    if other is None and x.ndim == 2:
+        return axis, 1 - axis
+    if other is None:
+        raise ValueError(
+            "quantize: other must name the second axis of square blocks, got "
+            f"other=None (shape={x.shape}, block={quantizer.block})."
+        )
+    other = blocks.checked_axis(x, other, "quantize", "other")
+    if other == axis:
+        raise ValueError(
+            f"quantize: other must differ from axis, got other={other}, axis={axis}."
         )
     return axis, other
-
-
-def _axis(x: jax.Array, axis: int, name: str) -> int:
-    if not -x.ndim <= axis < x.ndim:
-        raise ValueError(
-            f"quantize: {name} must lie in [{-x.ndim}, {x.ndim}), got {name}={axis} "
-            f"(shape={x.shape})."
-        )
-    return axis % x.ndim

@@ -2,8 +2,8 @@
 
 Every format is a minifloat: magnitudes m 2^(e - M) for an integer m < 2^(M+1) and an
 exponent e >= emin, where the lowest binade also holds the subnormals. The uniform grids
-are the case of a single binade. The code of a magnitude, (e - emin) 2^M + m, is then its
-IEEE-style bit pattern.
+are the case of a single binade. The code of a magnitude, (e - emin) 2^M + m, is then
+its IEEE-style bit pattern.
 """
 
 import dataclasses

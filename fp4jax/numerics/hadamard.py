@@ -8,7 +8,6 @@ is applied to consecutive runs of n.
 
 import dataclasses
 import math
-import operator
 
 import jax
 import jax.numpy as jnp
@@ -25,10 +24,10 @@ class FixedSigns:
     seed: int = 0
 
     def __post_init__(self):
-        if not 0 <= operator.index(self.seed) < 2**32:
+        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
             raise ValueError(
                 "FixedSigns: seed must be an integer in [0, 2^32), got "
-                f"seed={self.seed}."
+                f"seed={self.seed!r}."
             )
 
 
@@ -51,10 +50,10 @@ class Hadamard:
 
     def __post_init__(self):
         size, signs = self.size, self.signs
-        if operator.index(size) not in (2, 4, 8, 16, 32, 64, 128, 256):
+        if not isinstance(size, int) or size not in (2, 4, 8, 16, 32, 64, 128, 256):
             raise ValueError(
-                "Hadamard: size must be a power of two from 2 to 256, got "
-                f"size={size}."
+                "Hadamard: size must be an integer power of two from 2 to 256, got "
+                f"size={size!r}."
             )
         if isinstance(signs, FixedSigns | PerStepSigns):
             return
@@ -104,9 +103,9 @@ def rotate(x: jax.Array, signs: jax.Array, axis: int) -> jax.Array:
 
     Args:
       x: Float array. From bfloat16, n products of +-1 are summed in float32, in any
-        order: the sum is exact unless a run spans more than 2^12. From float32 the
-        order is that of the butterflies (a, b) -> (a + b, a - b) at distances 1, 2, 4,
-        ..., n/2, so that all backends agree.
+        order: the sum is exact unless a run spans more than 2^12. From float32 and
+        float16 the order is that of the butterflies (a, b) -> (a + b, a - b) at
+        distances 1, 2, 4, ..., n/2, so that all backends agree.
       signs: Float32 [n].
       axis: The contraction axis.
 
@@ -114,7 +113,9 @@ def rotate(x: jax.Array, signs: jax.Array, axis: int) -> jax.Array:
       Float32 array of the same shape.
     """
     axis = axis % x.ndim
-    transform = _butterflies if x.dtype == jnp.float32 else _matmul
+    transform = _matmul
+    if x.dtype != jnp.bfloat16:
+        x, transform = x.astype(jnp.float32), _butterflies
     runs = _signed(_split(x, signs.size, axis), signs.astype(x.dtype), axis)
     return _scaled(transform(runs, axis + 1), signs.size).reshape(x.shape)
 

@@ -1,9 +1,12 @@
 """Two 4-bit codes in a byte."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+
+from fp4jax.numerics import blocks
 
 Encoding = Literal["sign_magnitude", "twos_complement"]
 
@@ -22,40 +25,50 @@ def pack(
 
     Returns:
       uint8 array with half the size along `axis`.
+
+    Raises:
+      TypeError: Codes that are not uint8.
+      ValueError: An odd size along `axis`, no such axis, or an unknown encoding.
     """
-    axis = axis % codes.ndim
-    if codes.dtype != jnp.uint8:
-        raise TypeError(f"pack: codes must be uint8, got dtype={codes.dtype}.")
+    axis = _checked("pack", "codes", codes, axis, encoding)
     if codes.shape[axis] % 2:
         raise ValueError(
             f"pack: codes must have an even size along axis {axis}, got "
             f"shape={codes.shape}. Blocks of even size give one."
         )
-    codes = _recode(codes, encoding)
-    pairs = codes.reshape(*codes.shape[:axis], -1, 2, *codes.shape[axis + 1 :])
-    low, high = (jnp.take(pairs, i, axis + 1) for i in (0, 1))
-    return low | (high << 4)
+    pairs = _recode(codes, encoding).reshape(
+        *codes.shape[:axis], codes.shape[axis] // 2, 2, *codes.shape[axis + 1 :]
+    )
+    first, second = (
+        lax.index_in_dim(pairs, i, axis + 1, keepdims=False) for i in (0, 1)
+    )
+    return first | (second << 4)
 
 
 def unpack(
     packed: jax.Array, *, axis: int = -1, encoding: Encoding = "sign_magnitude"
 ) -> jax.Array:
     """The inverse of `pack`: uint8 sign-magnitude codes."""
-    axis = axis % packed.ndim
-    if packed.dtype != jnp.uint8:
-        raise TypeError(f"unpack: packed must be uint8, got dtype={packed.dtype}.")
+    axis = _checked("unpack", "packed", packed, axis, encoding)
     pairs = jnp.stack([packed & jnp.uint8(15), packed >> 4], axis + 1)
     shape = (*packed.shape[:axis], 2 * packed.shape[axis], *packed.shape[axis + 1 :])
     return _recode(pairs.reshape(shape), encoding)
+
+
+def _checked(caller: str, name: str, x: jax.Array, axis: int, encoding: str) -> int:
+    """The axis, not negative; raises where an argument cannot be honoured."""
+    if x.dtype != jnp.uint8:
+        raise TypeError(f"{caller}: {name} must be uint8, got dtype={x.dtype}.")
+    if encoding not in get_args(Encoding):
+        raise ValueError(
+            f"{caller}: encoding must be one of {get_args(Encoding)}, got "
+            f"encoding={encoding!r}."
+        )
+    return blocks.checked_axis(x, axis, caller)
 
 
 def _recode(codes: jax.Array, encoding: Encoding) -> jax.Array:
     """Sign-magnitude to the encoding; the map is its own inverse on 4 bits."""
     if encoding == "sign_magnitude":
         return codes
-    if encoding == "twos_complement":
-        return jnp.where(codes > 8, jnp.uint8(24) - codes, codes)
-    raise ValueError(
-        "packing: encoding must be 'sign_magnitude' or 'twos_complement', got "
-        f"encoding={encoding!r}."
-    )
+    return jnp.where(codes > 8, jnp.uint8(24) - codes, codes)

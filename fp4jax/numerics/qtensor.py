@@ -126,7 +126,14 @@ def operand(q: QTensor, dtype: jax.typing.DTypeLike = jnp.bfloat16) -> jax.Array
 
     Returns:
       Array of `dtype`, of the shape of `q.codes`.
+
+    Raises:
+      TypeError: Another dtype.
     """
+    if dtype not in (jnp.bfloat16, jnp.float32):
+        raise TypeError(
+            f"operand: dtype must be bfloat16 or float32, got dtype={jnp.dtype(dtype)}."
+        )
     return _blocks(q).operand(dtype)
 
 
@@ -168,6 +175,7 @@ def fake_quant(
     Returns:
       Array of the shape and dtype of `x`.
     """
+    x = jnp.asarray(x)
     q = quantize(x, quantizer, axis=axis, other=other, key=key, amax=amax, site=site)
     return _straight_through(x, dequantize(q))
 

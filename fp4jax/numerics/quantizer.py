@@ -1,7 +1,6 @@
 """The value that describes how one operand is quantized."""
 
 import dataclasses
-import operator
 
 from fp4jax.numerics.formats import GRIDS, Format
 from fp4jax.numerics.hadamard import Hadamard
@@ -36,21 +35,8 @@ class Quantizer:
 
     def __post_init__(self):
         self._check_types()
-        block, scale, tensor_scale = self.block, self.scale, self.tensor_scale
-        if isinstance(block, tuple):
-            if len(block) != 2 or block[0] != block[1]:
-                raise ValueError(
-                    f"Quantizer: block must be B or a square (B, B), got block={block}."
-                )
-            if self.rotation is not None:
-                raise ValueError(
-                    "Quantizer: rotation must be None with square blocks, got "
-                    f"rotation={self.rotation}, block={block}. Use block={block[0]}."
-                )
-        if operator.index(self.block_size) < 1:
-            raise ValueError(
-                f"Quantizer: block must be at least 1, got block={block}."
-            )
+        self._check_block()
+        scale, tensor_scale = self.scale, self.tensor_scale
         scale.check_grid(self.grid)
         if tensor_scale is not None and not scale.rounds_mantissa:
             raise ValueError(
@@ -64,22 +50,39 @@ class Quantizer:
             )
 
     def _check_types(self) -> None:
+        optional = type(None)
         kinds = {
-            "grid": Format,
-            "scale": Scale,
-            "tensor_scale": Fresh | None,
-            "rounding": Nearest | Stochastic,
-            "rotation": Hadamard | None,
+            "grid": (Format,),
+            "scale": (Scale,),
+            "tensor_scale": (Fresh, optional),
+            "rounding": (Nearest, Stochastic),
+            "rotation": (Hadamard, optional),
         }
         for name, kind in kinds.items():
             value = getattr(self, name)
             if not isinstance(value, kind):
+                allowed = " or ".join(k.__name__ for k in kind)
                 raise TypeError(
-                    f"Quantizer: {name} must be a {kind}, got {name}={value!r}."
+                    f"Quantizer: {name} must be {allowed}, got {name}={value!r}."
                 )
         if self.grid not in GRIDS:
             raise ValueError(
                 f"Quantizer: grid must be one of {GRIDS}, got grid={self.grid!r}."
+            )
+
+    def _check_block(self) -> None:
+        block = self.block
+        sizes = block if self.is_square else (block, block)
+        is_size = len(sizes) == 2 and isinstance(sizes[0], int) and sizes[0] >= 1
+        if not is_size or sizes[0] != sizes[1]:
+            raise ValueError(
+                "Quantizer: block must be an integer B >= 1 or a square (B, B), got "
+                f"block={block!r}."
+            )
+        if self.is_square and self.rotation is not None:
+            raise ValueError(
+                "Quantizer: rotation must be None with square blocks, got "
+                f"rotation={self.rotation}, block={block}. Use block={block[0]}."
             )
 
     @property

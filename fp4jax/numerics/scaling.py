@@ -1,7 +1,7 @@
 """Block scales: from the largest magnitude of a block to a scale and its reciprocal."""
 
 import dataclasses
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +19,9 @@ from fp4jax.numerics.formats import (
 from fp4jax.numerics.rounding import round_nearest
 
 Rule = Literal["floor", "truncation_free", "even"]
-_RULES = ("floor", "truncation_free", "even")
-# A scale rounded down by half a step of 3 mantissa bits lets elements overshoot by this.
+_RULES = get_args(Rule)
+# A scale of 3 mantissa bits, rounded down by half a step, lets elements overshoot by
+# this.
 _OVERSHOOT = 17 / 16
 # Below these, an amax counts as zero: every reciprocal stays finite and normal.
 _TINY_BLOCK = 2.0**-100
@@ -101,9 +102,10 @@ class Fresh:
     target: float = 448.0
 
     def __post_init__(self):
-        if not self.target >= 16:
+        if not isinstance(self.target, float | int) or not self.target >= 16:
             raise ValueError(
-                f"Fresh: target must be at least 16, got target={self.target}."
+                "Fresh: target must be a number of at least 16, got "
+                f"target={self.target!r}."
             )
 
 
@@ -167,14 +169,16 @@ def block_scale(
 
 
 def _reciprocal_or_zero(scale: jax.Array) -> jax.Array:
-    inverse = exact.divide(1.0, jnp.where(scale > 0, scale, 1))
-    return jnp.where(scale > 0, inverse, 0)
+    """1/scale; 0 of zero and of subnormals, whose reciprocal may overflow."""
+    is_normal = scale >= jnp.finfo(jnp.float32).tiny
+    inverse = exact.divide(1.0, jnp.where(is_normal, scale, 1))
+    return jnp.where(is_normal, inverse, 0)
 
 
 def _power_of_two(amax: jax.Array, rule: Rule | None, grid: Format):
     bits = exact.bits_of(amax)
     if rule == "truncation_free":
-        # The ceiling of (bits(amax) - bits(g_max)) / 2^23 is that of log2(amax / g_max).
+        # ceil((bits(amax) - bits(g_max)) / 2^23) is ceil(log2(amax / g_max)).
         exponent = -((exact.bits_of(jnp.float32(grid.max)) - bits) >> 23)
     else:
         if rule == "even":
