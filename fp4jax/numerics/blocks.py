@@ -32,6 +32,18 @@ def pad_to_multiple(x: jax.Array, multiples: dict[int, int]) -> jax.Array:
     return lax.pad(x, jnp.zeros((), x.dtype), widths)
 
 
+def split_axis(x: jax.Array, axis: int, size: int) -> jax.Array:
+    """An axis of n size elements as two, [n, size]."""
+    n = x.shape[axis] // size
+    return x.reshape(*x.shape[:axis], n, size, *x.shape[axis + 1 :])
+
+
+def join_axes(x: jax.Array, axis: int) -> jax.Array:
+    """The inverse of `split_axis`."""
+    size = x.shape[axis] * x.shape[axis + 1]
+    return x.reshape(*x.shape[:axis], size, *x.shape[axis + 2 :])
+
+
 @dataclasses.dataclass(frozen=True)
 class Tiling:
     """The blocks of an array: an axis of n b elements becomes two, [n, b].
@@ -56,19 +68,17 @@ class Tiling:
 
     def split(self, x: jax.Array) -> jax.Array:
         """Zero-pads an array of this shape to whole blocks and splits its axes."""
-        return pad_to_multiple(x, self.sizes).reshape(self._split_shape)
+        x = pad_to_multiple(x, self.sizes)
+        # One at a time: a reshape of two sharded axes has no evident sharding.
+        for axis in sorted(self.sizes, reverse=True):
+            x = split_axis(x, axis, self.sizes[axis])
+        return x
 
     def join(self, x: jax.Array) -> jax.Array:
         """The inverse of `split`, the padding cut."""
-        return x.reshape(self.padded)[tuple(slice(n) for n in self.shape)]
-
-    @property
-    def _split_shape(self) -> tuple[int, ...]:
-        shape: list[int] = []
-        for axis, size in enumerate(self.padded):
-            block = self.sizes.get(axis)
-            shape += [size] if block is None else [size // block, block]
-        return tuple(shape)
+        for axis in sorted(self.sizes):
+            x = join_axes(x, axis)
+        return x[tuple(slice(n) for n in self.shape)]
 
 
 def amax(x: jax.Array, axes: tuple[int, ...] | None = None) -> jax.Array:

@@ -101,7 +101,7 @@ def _rounded(
     if quantizer.is_stochastic:
         words = random_bits.key_words(key, site.rounding_stream)
         row, column = blocks.positions(tiling, axis)
-        bits = random_bits.uniform16(words, row, column).reshape(t.shape)
+        bits = tiling.split(random_bits.uniform16(words, row, column))
         magnitude = rounding.round_stochastic(magnitude, bits, quantizer.grid)
     else:
         magnitude = rounding.round_nearest(magnitude, quantizer.grid)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fp4jax.numerics import random_bits
+from fp4jax.numerics import blocks, random_bits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,15 +116,17 @@ def rotate(x: jax.Array, signs: jax.Array, axis: int) -> jax.Array:
     transform = _matmul
     if x.dtype != jnp.bfloat16:
         x, transform = x.astype(jnp.float32), _butterflies
-    runs = _signed(_split(x, signs.size, axis), signs.astype(x.dtype), axis)
-    return _scaled(transform(runs, axis + 1), signs.size).reshape(x.shape)
+    runs = blocks.split_axis(x, axis, signs.size)
+    runs = transform(_signed(runs, signs.astype(x.dtype), axis), axis + 1)
+    return blocks.join_axes(_scaled(runs, signs.size), axis)
 
 
 def rotate_back(x: jax.Array, signs: jax.Array, axis: int) -> jax.Array:
     """x H'^T, the inverse of `rotate`, of a float32 array."""
     axis = axis % x.ndim
-    runs = _scaled(_butterflies(_split(x, signs.size, axis), axis + 1), signs.size)
-    return _signed(runs, signs, axis).reshape(x.shape)
+    runs = blocks.split_axis(x, axis, signs.size)
+    runs = _scaled(_butterflies(runs, axis + 1), signs.size)
+    return blocks.join_axes(_signed(runs, signs, axis), axis)
 
 
 def matrix(size: int) -> np.ndarray:
@@ -133,10 +135,6 @@ def matrix(size: int) -> np.ndarray:
     while h.shape[0] < size:
         h = np.block([[h, h], [h, -h]])
     return h
-
-
-def _split(x: jax.Array, size: int, axis: int) -> jax.Array:
-    return x.reshape(*x.shape[:axis], x.shape[axis] // size, size, *x.shape[axis + 1 :])
 
 
 def _signed(runs: jax.Array, signs: jax.Array, axis: int) -> jax.Array:

@@ -18,7 +18,7 @@ from fp4jax.numerics.sites import Site
 class QTensor:
     """A quantized array: codes, block scales, tensor scale, and its quantizer.
 
-    x ~ H'^T(decode(codes) scales tensor_scale)
+    x ~ H'^T(decode(codes) scales) tensor_scale
 
     Attributes:
       codes: uint8, one sign-magnitude code an element, in the axis order of the array;
@@ -140,7 +140,10 @@ def operand(q: QTensor, dtype: jax.typing.DTypeLike = jnp.bfloat16) -> jax.Array
 def dequantize(q: QTensor) -> jax.Array:
     """Values comparable with the array that was quantized.
 
-    x_dq = H'^T(decode(codes) scales tensor_scale)
+    x_dq = H'^T(decode(codes) scales) tensor_scale
+
+    Bits are the same for every tracing, but for a rotation under `F32` scales, whose
+    sums may differ in the last place.
 
     Args:
       q: A quantized tensor.
@@ -149,10 +152,11 @@ def dequantize(q: QTensor) -> jax.Array:
       Array of the original shape and dtype, the rotation and the padding undone.
     """
     x = _blocks(q).operand(jnp.float32)
-    if q.tensor_scale is not None:
-        x = x * q.tensor_scale
+    # A rounded product that enters a sum may be contracted with it, so this one waits.
     if q.signs is not None:
         x = hadamard.rotate_back(x, q.signs, q.axis)
+    if q.tensor_scale is not None:
+        x = x * q.tensor_scale
     return x[tuple(slice(n) for n in q.shape)].astype(q.dtype)
 
 
