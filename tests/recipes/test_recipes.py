@@ -1,0 +1,173 @@
+"""Recipes and policies as values: their tables, their JSON, their errors."""
+
+import dataclasses
+import json
+import types
+
+import pytest
+from fp4jax import policies, recipes
+from fp4jax.numerics import (
+    E2M1,
+    E4M3,
+    E8M0,
+    F32,
+    INT2,
+    NVFP4_SIGNS,
+    UE5M3,
+    UNIFORM,
+    FixedSigns,
+    Fresh,
+    Hadamard,
+    PerStepSigns,
+    Quantizer,
+    Scale,
+    Site,
+    Stochastic,
+)
+
+RECIPES = {
+    "bf16": recipes.bf16(),
+    "e2m1_ref": recipes.e2m1_ref(),
+    "ufp4": recipes.ufp4(),
+    "ufp4 e8m0": recipes.ufp4(Scale(E8M0)),
+    "nvfp4": recipes.nvfp4(),
+    "int2": recipes.int2(),
+}
+DY = {Site.DGRAD_DY, Site.WGRAD_DY}
+WGRAD = {Site.WGRAD_X, Site.WGRAD_DY}
+W = {Site.FPROP_W, Site.DGRAD_W}
+
+
+@pytest.mark.parametrize(
+    "name, grid, scale, rotated, square",
+    [
+        ("e2m1_ref", E2M1, F32, WGRAD, set()),
+        ("ufp4", UNIFORM, F32, set(Site), set()),
+        ("nvfp4", E2M1, E4M3, WGRAD, W),
+        ("int2", INT2, F32, set(), set()),
+    ],
+)
+def test_sites_are_as_published(name, grid, scale, rotated, square):
+    sites = RECIPES[name].sites
+    assert {q.grid for q in sites.values()} == {grid}
+    assert {q.scale.format for q in sites.values()} == {scale}
+    assert {q.block_size for q in sites.values()} == {16}
+    assert {site for site, q in sites.items() if q.is_stochastic} == DY
+    assert {site for site, q in sites.items() if q.rotation} == rotated
+    assert {site for site, q in sites.items() if q.is_square} == square
+    assert {q.pads for q in sites.values()} == {False}
+
+
+def test_nvfp4_has_two_levels_and_the_published_signs():
+    sites = recipes.nvfp4().sites
+    assert {q.tensor_scale for q in sites.values()} == {Fresh(448.0)}
+    assert sites[Site.WGRAD_X].rotation.signs == NVFP4_SIGNS
+
+
+def test_ufp4_has_one_sign_vector_for_each_gemm():
+    signs = [q.rotation.signs for q in recipes.ufp4(seed=7).sites.values()]
+    assert signs == [FixedSigns(7 + gemm) for gemm in (0, 0, 1, 1, 2, 2)]
+
+
+def test_bf16_quantizes_nothing():
+    assert set(recipes.bf16().sites.values()) == {None}
+    assert not recipes.bf16().draws()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_json_round_trip(name):
+    text = json.dumps(recipes.to_json(RECIPES[name]))
+    assert recipes.from_json(json.loads(text)) == RECIPES[name]
+
+
+def test_json_round_trip_of_every_part():
+    quantizer = Quantizer(UNIFORM, 32, rotation=Hadamard(32, PerStepSigns()))
+    recipe = recipes.Recipe(
+        recipes.Fprop(quantizer, quantizer),
+        recipes.Dgrad(
+            Quantizer(E4M3, (32, 32), Scale(E8M0, "even"), rounding=Stochastic())
+        ),
+        recipes.Wgrad(Quantizer(E2M1, scale=Scale(UE5M3), tensor_scale=Fresh(2048.0))),
+        compute="f32",
+    )
+    policy = recipes.Policy(recipe, (recipes.Rule("blocks/0/*", recipes.bf16()),))
+    assert recipes.from_json(json.loads(json.dumps(recipes.to_json(policy)))) == policy
+
+
+@pytest.mark.parametrize(
+    "data, message",
+    [
+        ({"type": "Recip"}, "type must be one of .*'Recipe'.*got type='Recip'"),
+        ({"format": "E3M0"}, "format must be one of .*'E2M1'.*got format='E3M0'"),
+        ({"type": "Fresh", "targt": 448}, r"Fresh must be among \['target'\].*targt"),
+    ],
+    ids=["type", "format", "field"],
+)
+def test_unknown_json_raises(data, message):
+    with pytest.raises(ValueError, match=message):
+        recipes.from_json(data)
+
+
+def test_values_are_hashable_and_compare_by_content():
+    assert recipes.ufp4() == recipes.ufp4()
+    assert len({recipes.ufp4(), recipes.ufp4(), recipes.ufp4(seed=1)}) == 2
+
+
+def test_both_operands_of_a_gemm_have_one_rotation():
+    plain = Quantizer(E2M1)
+    rotated = dataclasses.replace(plain, rotation=Hadamard())
+    with pytest.raises(ValueError, match="Dgrad: both operands must have the same"):
+        recipes.Dgrad(dy=rotated, w=plain)
+    with pytest.raises(ValueError, match="Fprop: both operands must have the same"):
+        recipes.Fprop(x=rotated)
+
+
+@pytest.mark.parametrize(
+    "make, error, message",
+    [
+        (lambda: recipes.Recipe(compute="int8"), ValueError, "compute must be.*'int8'"),
+        (lambda: recipes.Recipe(recipes.Dgrad()), TypeError, "fprop must be a Fprop"),
+        (lambda: recipes.Fprop(x="E2M1"), TypeError, "operands must be Quantizer"),
+    ],
+    ids=["compute", "gemm", "quantizer"],
+)
+def test_bad_fields_raise(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def model(num_layers):
+    return types.SimpleNamespace(num_layers=num_layers)
+
+
+@pytest.mark.parametrize("layers, kept", [(1, 1), (4, 1), (10, 2), (52, 8), (62, 9)])
+def test_nvfp4_policy_keeps_the_last_blocks(layers, kept):
+    policy = policies.nvfp4(model(layers))
+    high = [
+        policy.recipe(f"blocks/{i}/mlp/up") == recipes.bf16() for i in range(layers)
+    ]
+    assert high == [False] * (layers - kept) + [True] * kept
+
+
+@pytest.mark.parametrize("name", policies.PRESETS)
+def test_presets_apply_the_recipe_of_their_name(name):
+    policy = policies.PRESETS[name](model(8))
+    assert policy.recipe("blocks/0/attention/query") == getattr(recipes, name)()
+    assert recipes.from_json(recipes.to_json(policy)) == policy
+
+
+def test_the_first_matching_rule_wins():
+    rules = (
+        recipes.Rule("*/attention/*", recipes.ufp4()),
+        recipes.Rule("blocks/1/*", recipes.bf16()),
+    )
+    policy = recipes.Policy(recipes.nvfp4(), rules)
+    assert policy.recipe("blocks/1/attention/key") == recipes.ufp4()
+    assert policy.recipe("blocks/1/mlp/up") == recipes.bf16()
+    assert policy.recipe("blocks/11/mlp/up") == recipes.nvfp4()
+
+
+def test_a_rule_that_matches_nothing_raises():
+    policy = recipes.Policy(recipes.ufp4(), (recipes.Rule("block/*", recipes.bf16()),))
+    with pytest.raises(ValueError, match="pattern='block/\\*'.*blocks/0/mlp/up"):
+        policy.check(["blocks/0/mlp/up"])
