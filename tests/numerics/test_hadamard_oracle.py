@@ -1,7 +1,10 @@
 """The random Hadamard transform against scipy, float64 and plain numpy float32."""
 
+import struct
+
 import jax
 import jax.numpy as jnp
+import mmh3
 import numpy as np
 import pytest
 import scipy.linalg
@@ -17,11 +20,9 @@ from fp4jax.numerics import (
     Site,
     formats,
     hadamard,
-    random_bits,
 )
 from tests.golden import inputs
 
-SIZES = pytest.mark.parametrize("size", [2, 4, 8, 16, 32, 64, 128, 256])
 rotate = jax.jit(hadamard.rotate, static_argnums=2)
 rotate_back = jax.jit(hadamard.rotate_back, static_argnums=2)
 
@@ -42,7 +43,7 @@ def rotated(x, signs, axis=-1):
     return np.moveaxis(runs.reshape(x.shape), -1, axis)
 
 
-@SIZES
+@pytest.mark.parametrize("size", [2, 4, 8, 16, 32, 64, 128, 256])
 def test_matrix_is_sylvesters(size):
     np.testing.assert_array_equal(hadamard.matrix(size), scipy.linalg.hadamard(size))
 
@@ -58,7 +59,7 @@ def test_rotates_unit_vectors_to_rows_of_the_transform(size, dtype):
     np.testing.assert_allclose(back, np.eye(size), rtol=0, atol=1e-6)
 
 
-@SIZES
+@pytest.mark.parametrize("size", [2, 16, 128])
 def test_float32_sums_are_in_the_stated_order(size):
     signs = signs_of(size)
     x = inputs.matrix("heavy", "float32", (8, 512))
@@ -83,7 +84,7 @@ def test_any_axis_equals_float64(axis, dtype):
     np.testing.assert_array_equal(out, rotated(x, signs, axis))
 
 
-@pytest.mark.parametrize("size", [16, 32, 128])
+@pytest.mark.parametrize("size", [16, 128])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_preserves_products(size, dtype):
     signs = signs_of(size)
@@ -124,9 +125,10 @@ def test_quantize_rotates_pads_and_rotates_back(dtype):
 def test_drawn_signs_come_from_the_random_bits():
     for seed in (0, 1, 2**32 - 1):
         drawn = hadamard.sign_vector(Hadamard(64, signs=FixedSigns(seed)), None, 0)
-        words = jnp.uint32(seed), jnp.uint32(0)
-        u = random_bits.uniform16(words, jnp.uint32(0), jnp.arange(64, dtype="uint32"))
-        np.testing.assert_array_equal(drawn, np.where(np.asarray(u) < 2**15, 1, -1))
+        messages = [struct.pack("<4I", seed, 0, 0, pair) for pair in range(32)]
+        hashes = [mmh3.hash(message, 0, signed=False) for message in messages]
+        u = np.array([(h & 0xFFFF, h >> 16) for h in hashes]).ravel()
+        np.testing.assert_array_equal(drawn, np.where(u < 2**15, 1, -1))
 
 
 def test_signs_of_each_step_are_balanced_and_shared_by_a_gemm():
@@ -134,7 +136,7 @@ def test_signs_of_each_step_are_balanced_and_shared_by_a_gemm():
     keys = jax.vmap(jax.random.key)(jnp.arange(64))
     stream = Site.WGRAD_X.signs_stream
     assert stream == Site.WGRAD_DY.signs_stream
-    draw = jax.vmap(lambda key: hadamard.sign_vector(rotation, key, stream))
+    draw = jax.jit(jax.vmap(lambda key: hadamard.sign_vector(rotation, key, stream)))
     signs = np.asarray(draw(keys))
     assert set(np.unique(signs)) == {-1, 1}
     # 64 x 256 fair signs: the mean of all within 4 deviations, of a column within 5.

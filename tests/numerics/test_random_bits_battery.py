@@ -5,6 +5,8 @@ between positions, keys, steps and sites. The keys are fixed, so that a result n
 changes; the bounds count how many scores there are.
 """
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -99,24 +101,31 @@ def lagged(a, rows, columns):
     return a[: n - rows, : m - columns], a[rows:, columns:]
 
 
-def battery(generator):
-    """Scores by group."""
-    site = Site.DGRAD_DY.rounding_stream
+STREAM = Site.DGRAD_DY.rounding_stream
+
+
+def over_keys(generator):
+    return [spins(generator(jax.random.key(seed), STREAM)) for seed in range(1, 6)]
+
+
+def over_steps(generator):
+    keys = [jax.random.fold_in(jax.random.key(0), step) for step in range(5)]
+    return [spins(generator(key, STREAM)) for key in keys]
+
+
+def over_sites(generator):
     key = jax.random.key(0)
-    seeds = [spins(generator(jax.random.key(seed), site)) for seed in range(5)]
-    steps = [spins(generator(jax.random.fold_in(key, n), site)) for n in range(5)]
-    sites = [spins(generator(key, s.rounding_stream)) for s in Site]
-    pairs = {
-        "lags": [lagged(seeds[0], *lag) for lag in LAGS],
-        "keys": list(zip(seeds, seeds[1:], strict=False)),
-        "steps": list(zip(steps, steps[1:], strict=False)),
-        "sites": [(a, b) for i, a in enumerate(sites) for b in sites[:i]],
-    }
-    scores = {
-        name: np.stack([correlations(*pair) for pair in group])
-        for name, group in pairs.items()
-    }
-    return scores | {"means": np.stack([means(a) for a in seeds + steps + sites])}
+    return [spins(generator(key, site.rounding_stream)) for site in Site]
+
+
+def between(arrays):
+    """Scores of every pair of arrays."""
+    pairs = itertools.combinations(arrays, 2)
+    return np.stack([correlations(*pair) for pair in pairs])
+
+
+def lags(a):
+    return np.stack([correlations(*lagged(a, *lag)) for lag in LAGS])
 
 
 def alarms(scores):
@@ -133,19 +142,26 @@ def alarms(scores):
 
 @pytest.mark.parametrize("generator", [library, threefry])
 def test_generator_passes(generator):
-    assert alarms(battery(generator)) == []
+    arrays = {
+        "keys": over_keys(generator),
+        "steps": over_steps(generator),
+        "sites": over_sites(generator),
+    }
+    scores = {name: between(group) for name, group in arrays.items()}
+    scores["lags"] = lags(arrays["keys"][0])
+    scores["means"] = np.stack([means(a) for a in itertools.chain(*arrays.values())])
+    assert alarms(scores) == []
 
 
-@pytest.mark.parametrize(
-    ("generator", "expected"),
-    [
-        (without_finalizer, "lags"),
-        (keys_by_xor, "keys"),
-        (two_multiplications, "lags"),
-    ],
-)
-def test_battery_rejects_weak_hashes(generator, expected):
-    assert expected in alarms(battery(generator))
+@pytest.mark.parametrize("generator", [without_finalizer, two_multiplications])
+def test_lags_reject_weak_hashes(generator):
+    assert alarms({"lags": lags(spins(generator(jax.random.key(0), STREAM)))})
+
+
+@pytest.mark.parametrize("generator", [without_finalizer, keys_by_xor])
+@pytest.mark.parametrize("over", [over_keys, over_steps, over_sites])
+def test_pairs_reject_weak_hashes(generator, over):
+    assert alarms({"pairs": between(over(generator)[:3])})
 
 
 @pytest.mark.parametrize("source", ["seeds", "steps", "words"])
