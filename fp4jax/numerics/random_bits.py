@@ -20,13 +20,13 @@ _MESSAGE_BYTES = 16
 
 
 def key_words(key: jax.Array, stream: int) -> tuple[jax.Array, jax.Array]:
-    """Two uint32 words that name one stream of a key.
+    """Two uint32 words that name one stream of a key: those of the folded key.
 
     Args:
       key: One PRNG key, typed or raw.
       stream: Which of the key's independent streams.
     """
-    words = jax.random.bits(jax.random.fold_in(key, stream), (2,), jnp.uint32)
+    words = jax.random.key_data(jax.random.fold_in(key, stream))
     return words[0], words[1]
 
 

@@ -3,9 +3,9 @@
     python tests/golden/make_random_bits.py
 
 The file that is kept was made with mmh3 5.3.1 and numpy 2.4.6; JAX takes no part.
-Threefry-2x32 turns a key and the number of a stream into two words, as in
-jax.random.bits(jax.random.fold_in(key, stream), (2,)); MurmurHash3_x86_32 turns the
-words and a position into 16 bits.
+Threefry-2x32 turns a key and the number of a stream into two words, those of
+jax.random.fold_in(key, stream); MurmurHash3_x86_32 turns the words and a position into
+16 bits.
 """
 
 import inputs
@@ -34,10 +34,8 @@ def threefry2x32(key: tuple[int, int], count: tuple[int, int]) -> tuple[int, int
 
 
 def key_words(key: tuple[int, int], stream: int) -> tuple[int, int]:
-    """Two words from a folded key: one of each pair of outputs, exclusive or."""
-    folded = threefry2x32(key, (0, stream))
-    pairs = [threefry2x32(folded, (0, i)) for i in range(2)]
-    return pairs[0][0] ^ pairs[0][1], pairs[1][0] ^ pairs[1][1]
+    """The two words of the key folded with a stream."""
+    return threefry2x32(key, (0, stream))
 
 
 def uniform16(words: tuple[int, int], row: int, column: int) -> int:
