@@ -1,6 +1,7 @@
 """Blocks: how an array is padded, split into blocks that share a scale, and joined."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -108,20 +109,21 @@ def positions(tiling: Tiling, axis: int) -> tuple[jax.Array, jax.Array]:
     Raises:
       ValueError: An index would not fit 32 bits.
     """
+    shape = tiling.shape
+    free = [dim for dim in range(len(shape)) if dim != axis]
+    if max(math.prod(shape[dim] for dim in free), shape[axis]) > 2**32:
+        raise ValueError(
+            "positions: an operand must have at most 2^32 rows and columns, got "
+            f"shape={shape} with contraction axis {axis}."
+        )
 
     def index(dim: int) -> jax.Array:
         size = [n if i == dim else 1 for i, n in enumerate(tiling.padded)]
         return lax.broadcasted_iota(jnp.uint32, size, dim)
 
-    row = jnp.zeros([1] * len(tiling.shape), jnp.uint32)
-    rows = 1
-    for dim in reversed(range(len(tiling.shape))):
-        if dim != axis:
-            row = row + index(dim) * jnp.uint32(rows % 2**32)
-            rows *= tiling.shape[dim]
-    if max(rows, tiling.shape[axis]) > 2**32:
-        raise ValueError(
-            "positions: an operand must have at most 2^32 rows and columns, got "
-            f"shape={tiling.shape} with contraction axis {axis}."
-        )
+    row = jnp.zeros([1] * len(shape), jnp.uint32)
+    stride = 1
+    for dim in reversed(free):
+        row = row + index(dim) * jnp.uint32(stride % 2**32)
+        stride *= shape[dim]
     return row, index(axis)
