@@ -50,20 +50,20 @@ class Quantizer:
             )
 
     def _check_types(self) -> None:
-        optional = type(None)
         kinds = {
             "grid": (Format,),
             "scale": (Scale,),
-            "tensor_scale": (Fresh, optional),
+            "tensor_scale": (Fresh, type(None)),
             "rounding": (Nearest, Stochastic),
-            "rotation": (Hadamard, optional),
+            "rotation": (Hadamard, type(None)),
         }
         for name, kind in kinds.items():
             value = getattr(self, name)
             if not isinstance(value, kind):
                 allowed = " or ".join(k.__name__ for k in kind)
                 raise TypeError(
-                    f"Quantizer: {name} must be {allowed}, got {name}={value!r}."
+                    f"Quantizer: {name} must be {allowed.replace('NoneType', 'None')}, "
+                    f"got {name}={value!r}."
                 )
         if self.grid not in GRIDS:
             raise ValueError(

@@ -1,0 +1,20 @@
+"""The numbers that name streams of random bits."""
+
+from fp4jax.numerics import Site
+
+
+def test_numbers_are_fixed_for_good():
+    assert [(site.name, site.rounding_stream, site.signs_stream) for site in Site] == [
+        ("FPROP_X", 0, 8),
+        ("FPROP_W", 1, 8),
+        ("DGRAD_DY", 2, 9),
+        ("DGRAD_W", 3, 9),
+        ("WGRAD_X", 4, 10),
+        ("WGRAD_DY", 5, 10),
+    ]
+
+
+def test_no_stream_serves_two_purposes():
+    rounding = {site.rounding_stream for site in Site}
+    assert len(rounding) == len(Site)
+    assert not rounding & {site.signs_stream for site in Site}
