@@ -1,0 +1,1 @@
+"""Commands that train, compare and report; each is run as `python -m`."""

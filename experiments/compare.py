@@ -1,0 +1,121 @@
+"""Trains a model on the same batches under several policies, and n-grams beside it."""
+
+import dataclasses
+import functools
+import itertools
+import logging
+import math
+import statistics
+from collections.abc import Iterator
+
+from flax import nnx
+
+from experiments import ngram
+from experiments.presets import ExperimentConfig
+from experiments.report import Baseline, Trial
+from fp4jax import data, models, policies, train
+from fp4jax.data import Corpus
+
+ORDERS = (2, 3)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What all runs share.
+
+    Attributes:
+      log: gets a record of every training step.
+    """
+
+    config: ExperimentConfig
+    corpus: Corpus
+    log: train.JsonLines
+
+    @property
+    def seeds(self) -> range:
+        """One for each run of a policy."""
+        run = self.config.run
+        return range(run.seed, run.seed + run.seeds)
+
+    def trials(self) -> Iterator[Trial]:
+        """Yields the runs of every policy in turn."""
+        for policy, seed in itertools.product(self.config.policies, self.seeds):
+            yield self.train(policy, seed)
+
+    def baselines(self) -> Iterator[Baseline]:
+        """Yields n-gram models, fitted on exactly the batches of each seed."""
+        for order, seed in itertools.product(ORDERS, self.seeds):
+            vocab_size = self.config.data.vocab_size
+            model = ngram.fit(self.batches(seed), order=order, vocab_size=vocab_size)
+            loss, bits = ngram.evaluate(
+                model, self.heldout(), token_bytes=self.corpus.token_bytes
+            )
+            name = f"{order}-gram"
+            yield Baseline(name=name, seed=seed, heldout_loss=loss, bits_per_byte=bits)
+
+    def batches(self, seed: int) -> Iterator[data.Batch]:
+        """Yields what every policy trains on with a seed."""
+        config = self.config.data
+        drawn = dataclasses.replace(config, seed=config.seed + seed)
+        return itertools.islice(
+            data.train_batches(self.corpus, drawn), self.config.run.steps
+        )
+
+    def heldout(self) -> Iterator[data.Batch]:
+        """Yields the held-out text once."""
+        return data.heldout_batches(self.corpus, self.config.data)
+
+    def train(self, policy: str, seed: int) -> Trial:
+        """Trains and evaluates; a run that diverges has NaN from there on."""
+        config, corpus = self.config, self.corpus
+        recipes = policies.PRESETS[policy](config.model)
+        model = models.Transformer(config.model, recipes, rngs=nnx.Rngs(seed))
+        optimizer = train.make_optimizer(config.optim, steps=config.run.steps)
+        graph, start = train.make_state(model, optimizer.transform)
+        step, eval_step = _jitted(graph, config.optim, config.run.steps)
+        losses, speeds, loss, bits = [], [], math.nan, math.nan
+        try:
+            for state, records in self._follow(step, start, policy, seed):
+                losses += [record["loss"] for record in records]
+                speeds += [record["tokens_per_s"] for record in records]
+            evaluation = train.evaluate(
+                eval_step, state, self.heldout(), token_bytes=corpus.token_bytes
+            )
+            loss, bits = evaluation.nats_per_token, evaluation.bits_per_byte
+        except FloatingPointError as error:
+            logging.getLogger(__name__).warning("%s, seed %d: %s", policy, seed, error)
+        missing = config.run.steps - len(losses)
+        return Trial(
+            name=policy,
+            seed=seed,
+            heldout_loss=loss,
+            bits_per_byte=bits,
+            losses=(*losses, *[math.nan] * missing),
+            tokens_per_s=statistics.harmonic_mean(speeds[1:]) if speeds[1:] else None,
+        )
+
+    def _follow(self, step, start, policy: str, seed: int):
+        """Yields what `train.train` does; logs and shows it."""
+        config = self.config
+        flops_per_token = models.flops_per_token(
+            config.model, sequence_length=config.data.sequence_length
+        )
+        with train.Progress(f"{policy}, seed {seed}", steps=config.run.steps) as shown:
+            for state, records in train.train(
+                step,
+                start,
+                self.batches(seed),
+                steps=config.run.steps,
+                flops_per_token=flops_per_token,
+            ):
+                for record in records:
+                    self.log.write({"policy": policy, "seed": seed, **record})
+                shown.update(records)
+                yield state, records
+
+
+@functools.lru_cache(maxsize=1)
+def _jitted(graph: nnx.GraphDef, optim: train.OptimConfig, steps: int):
+    """Returns the two steps of a policy, which compile once for all its seeds."""
+    optimizer = train.make_optimizer(optim, steps=steps)
+    return train.make_train_step(graph, optimizer), train.make_eval_step(graph)

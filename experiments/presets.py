@@ -1,0 +1,166 @@
+"""What an experiment is: one frozen value, and how the command line spells it."""
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fp4jax import models, policies
+from fp4jax.data import DataConfig
+from fp4jax.models import ModelConfig
+from fp4jax.train import OptimConfig
+
+REFERENCE = "bf16"
+CONTROL = "int2"
+
+# Fields that another one determines, and which.
+DERIVED = {"model.vocab_size": "data.vocab_size"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """How long and how often to train.
+
+    Attributes:
+      steps: optimizer steps of every run.
+      seeds: runs of every policy; run k draws its initial weights, its batches and its
+        noise from seed + k, and shares the first two with run k of the other policies.
+      seed: of the first run.
+      average: last steps, whose mean is the reported training loss.
+
+    Raises:
+      ValueError: a count that is not positive, or a negative seed.
+    """
+
+    steps: int = 300
+    seeds: int = 1
+    seed: int = 0
+    average: int = 50
+
+    def __post_init__(self):
+        for name, least in (("steps", 1), ("seeds", 1), ("seed", 0), ("average", 1)):
+            if (value := getattr(self, name)) < least:
+                raise ValueError(
+                    f"RunConfig: {name} must be at least {least}, got {name}={value}."
+                )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExperimentConfig:
+    """Everything that determines the losses of a comparison.
+
+    Attributes:
+      policies: names from `fp4jax.policies.PRESETS`, in the order they train: the
+        reference first and the control last.
+    """
+
+    model: ModelConfig
+    data: DataConfig
+    optim: OptimConfig
+    run: RunConfig
+    policies: tuple[str, ...]
+
+
+def resolve(
+    model: str = "tiny",
+    *,
+    policy_names: Sequence[str] = ("bf16", "e2m1_ref", "ufp4"),
+    data: str = "stdlib",
+    steps: int = RunConfig.steps,
+    seeds: int = RunConfig.seeds,
+    assignments: Sequence[str] = (),
+) -> ExperimentConfig:
+    """Returns the experiment that the command line describes.
+
+    Args:
+      model: name from `fp4jax.models.PRESETS`.
+      policy_names: names from `fp4jax.policies.PRESETS`; the BF16 reference and the
+        control train whether named or not.
+      data: "stdlib", or a file or folder of texts.
+      steps: of every run.
+      seeds: runs of every policy.
+      assignments: such as "optim.lr=3e-4", applied together after everything else.
+
+    Raises:
+      ValueError: an unknown name or path, or a value outside its range.
+      TypeError: a value that its field's type cannot hold.
+    """
+    shape = models.PRESETS[_known("--model", model, models.PRESETS)]
+    for name in policy_names:
+        _known("--policies", name, policies.PRESETS)
+    config = ExperimentConfig(
+        model=shape,
+        data=DataConfig(source=data, vocab_size=shape.vocab_size),
+        optim=OptimConfig(),
+        run=RunConfig(steps=steps, seeds=seeds),
+        policies=tuple(dict.fromkeys([REFERENCE, *_between(policy_names), CONTROL])),
+    )
+    config = assign(config, assignments)
+    return with_vocab(config, config.data.vocab_size)
+
+
+def with_vocab(config: ExperimentConfig, size: int) -> ExperimentConfig:
+    """Returns the experiment with the model's vocabulary of `size` tokens."""
+    model = dataclasses.replace(config.model, vocab_size=size)
+    return dataclasses.replace(config, model=model)
+
+
+def assign(config: ExperimentConfig, assignments: Sequence[str]) -> ExperimentConfig:
+    """Returns the experiment after every `section.field=value`, typed by its field.
+
+    Fields of one section change together, so that values which only fit each other can
+    be given in any order; the last value of a field counts.
+
+    Example:
+      >>> assign(resolve(), ["optim.lr=3e-4", "data.batch_size=4"]).optim.lr
+      0.0003
+    """
+    changes = defaultdict(dict)
+    for assignment in assignments:
+        path, equals, text = assignment.partition("=")
+        if not equals:
+            raise ValueError(f"--set: must read path=value, got {assignment!r}.")
+        value = _parse(path, text, settings(config))
+        section, field = path.split(".")
+        changes[section][field] = value
+    sections = {
+        section: dataclasses.replace(getattr(config, section), **fields)
+        for section, fields in changes.items()
+    }
+    return dataclasses.replace(config, **sections)
+
+
+def settings(config: ExperimentConfig) -> dict[str, bool | int | float | str]:
+    """Returns the value at every path that `assign` can set."""
+    return {
+        path: value
+        for section in ("model", "data", "optim", "run")
+        for name, value in dataclasses.asdict(getattr(config, section)).items()
+        if (path := f"{section}.{name}") not in DERIVED
+    }
+
+
+def _between(names: Sequence[str]) -> list[str]:
+    return [name for name in names if name not in (REFERENCE, CONTROL)]
+
+
+def _known(flag: str, name: str, known: Iterable[str]) -> str:
+    if name not in known:
+        raise ValueError(f"{flag}: must be one of {', '.join(known)}, got {name!r}.")
+    return name
+
+
+def _parse(path: str, text: str, settings: Mapping[str, Any]) -> Any:
+    """Returns the text as a value of the type that the setting has."""
+    if path in DERIVED:
+        raise ValueError(f"--set: {path} follows {DERIVED[path]}; set that instead.")
+    if path not in settings:
+        section = path.partition(".")[0]
+        near = [p for p in settings if p.startswith(f"{section}.")] or settings
+        raise ValueError(f"--set: path must be one of {', '.join(near)}, got {path!r}.")
+    kind = type(settings[path])
+    try:
+        return {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
+    except (ValueError, KeyError):
+        wanted = "true or false" if kind is bool else f"of type {kind.__name__}"
+        raise TypeError(f"--set {path}: must be {wanted}, got {text!r}.") from None

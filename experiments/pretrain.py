@@ -1,0 +1,140 @@
+"""Trains one language model under several policies, and compares their losses.
+
+python -m experiments.pretrain
+python -m experiments.pretrain --policies ufp4,nvfp4 --seeds 3 --set optim.lr=1e-3
+"""
+
+import dataclasses
+import inspect
+import shlex
+import sys
+import textwrap
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+
+from experiments import presets, record, report
+from experiments.compare import Comparison
+from experiments.presets import ExperimentConfig, RunConfig
+from fp4jax import data, models, policies, train
+from fp4jax.data import Corpus
+
+_INDENT = {"initial_indent": "  ", "subsequent_indent": "  "}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Trains one language model under several policies, and compares their losses.
+
+    - Every policy sees the same batches from the same initial weights.
+    - BF16 always trains, as the reference, and so does a 2-bit control, which must
+      lose plainly: if not, no gap can be trusted, and the exit status is 1.
+    - N-gram models stand beside them, fitted on exactly the tokens that they saw.
+    - Wrong arguments or data are one error, exit status 2, and leave nothing behind.
+    """
+
+    model: str = "tiny"
+    """Shape of the model, from the list above."""
+    policies: str = "bf16,e2m1_ref,ufp4"
+    """Policies to train, from the list above, with commas between them."""
+    data: str = "stdlib"
+    """Text: this Python's standard library (stdlib), or a file or folder of *.txt."""
+    steps: int = RunConfig.steps
+    """Optimizer steps of every run."""
+    seeds: int = RunConfig.seeds
+    """Runs of every policy, each on other batches; from 2 on, their spread is shown."""
+    set: Annotated[
+        tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="PATH=VALUE")
+    ] = ()
+    """Sets a field of the configuration, listed above, such as optim.lr=3e-4."""
+    out: Annotated[str, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")] = ""
+    """New or empty folder for the results. Default: runs/, the model and the time."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit status."""
+    argv = sys.argv[1:] if argv is None else argv
+    arguments = parse(argv)
+    try:
+        config, corpus, folder = prepare(arguments)
+        command = shlex.join(["python", "-m", "experiments.pretrain", *argv])
+        record.create(folder, record.describe(config, command=command))
+    except (ValueError, TypeError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{introduction(config, corpus)} Results: {folder}", file=sys.stderr)
+
+    with train.JsonLines(folder / "metrics.jsonl") as log:
+        comparison = Comparison(config=config, corpus=corpus, log=log)
+        baselines, trials = list(comparison.baselines()), list(comparison.trials())
+    found = report.summarize(trials, baselines, average=config.run.average)
+    title = f"{arguments.model}, {config.run.steps} steps: loss of every policy"
+    report.write(found, trials, baselines, folder, title=title, command=command)
+    console = Console()
+    console.print(report.table(found))
+    console.print(found.verdict, style="green" if found.valid else "bold red")
+    return 0 if found.valid else 1
+
+
+def parse(argv: Sequence[str]) -> Arguments:
+    """Returns the arguments; prints the help or an error and exits otherwise."""
+    settings = presets.settings(presets.resolve())
+    choices = {
+        "Models": models.PRESETS,
+        "Policies": policies.PRESETS,
+        "Fields to --set, with those of tiny": [
+            f"{k}={v}" for k, v in settings.items()
+        ],
+    }
+    lists = [
+        f"{name}:\n{textwrap.fill(', '.join(values), 80, **_INDENT)}"
+        for name, values in choices.items()
+    ]
+    return tyro.cli(
+        Arguments,
+        prog="python -m experiments.pretrain",
+        description="\n\n".join([inspect.cleandoc(Arguments.__doc__ or ""), *lists]),
+        args=argv,
+    )
+
+
+def prepare(arguments: Arguments) -> tuple[ExperimentConfig, Corpus, Path]:
+    """Returns all that a comparison needs, and leaves no trace but cached tokens.
+
+    Raises:
+      ValueError: arguments or data that cannot be used.
+      TypeError: a setting of the wrong type.
+    """
+    config = presets.resolve(
+        arguments.model,
+        policy_names=arguments.policies.split(","),
+        data=arguments.data,
+        steps=arguments.steps,
+        seeds=arguments.seeds,
+        assignments=arguments.set,
+    )
+    now = time.strftime("%Y%m%d-%H%M%S")
+    folder = Path(arguments.out or f"runs/{arguments.model}-{now}")
+    record.check_free(folder)
+    corpus = data.load_corpus(config.data)
+    data.train_batches(corpus, config.data)  # raises if a row is longer than the corpus
+    return config, corpus, folder
+
+
+def introduction(config: ExperimentConfig, corpus: Corpus) -> str:
+    """Returns one line on what is about to happen."""
+    tokens = config.data.batch_size * config.data.sequence_length
+    return (
+        f"{len(config.policies)} policies x {config.run.seeds} seeds x "
+        f"{config.run.steps} steps of {tokens} tokens; "
+        f"{models.num_params(config.model):,} parameters, "
+        f"{len(corpus.train.tokens):,} tokens of text."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+import json
+import math
+
+import numpy as np
+import pytest
+
+from experiments import compare, pretrain, report
+from experiments.compare import Comparison
+from experiments.presets import resolve
+from fp4jax import data, models, policies
+from fp4jax.train import JsonLines
+
+SMALL = [
+    "model.num_layers=2",
+    "model.d_model=32",
+    "model.d_ff=32",
+    "model.head_dim=16",
+    "data.sequence_length=32",
+    "data.vocab_size=260",
+    "data.holdout=0.2",
+]
+FLAGS = [f"--set={assignment}" for assignment in SMALL]
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """A folder of texts with words that only some documents use."""
+    folder = tmp_path_factory.mktemp("texts")
+    for i in range(40):
+        sentence = f"Text {i} counts to {i * i}, and says so {i % 7} times. "
+        (folder / f"{i}.txt").write_text(sentence * (3 + i % 5))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def results(texts, tmp_path_factory):
+    """The folder that the command leaves: BF16 and the control, two seeds."""
+    folder = tmp_path_factory.mktemp("out") / "results"
+    argv = ["--policies=bf16", f"--data={texts}", f"--out={folder}", *FLAGS]
+    assert pretrain.main([*argv, "--steps=6", "--seeds=2"]) in (0, 1)
+    return folder
+
+
+def records(folder):
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def comparison(texts, *assignments, log=None, **flags):
+    config = resolve(data=str(texts), assignments=[*SMALL, *assignments], **flags)
+    return Comparison(config=config, corpus=data.load_corpus(config.data), log=log)
+
+
+def test_leaves_all_results(results):
+    names = {path.name for path in results.iterdir()}
+    assert names == {
+        "config.json",
+        "metrics.jsonl",
+        "report.json",
+        "report.md",
+        "loss.png",
+    }
+
+
+def test_config_is_resolved_and_names_its_setting(results, texts):
+    found = json.loads((results / "config.json").read_text())
+    assert found["config"]["data"]["source"] == str(texts)
+    assert found["config"]["model"]["vocab_size"] == 260
+    assert found["config"]["policies"] == ["bf16", "int2"]
+    assert found["policies"]["int2"]["default"]["fprop"]["x"]["grid"] == {
+        "format": "INT2"
+    }
+    assert {"python", "jax", "flax", "fp4jax"} <= set(found["versions"])
+    assert found["device"]["platform"] == "cpu"
+    assert "git" in found and found["command"].endswith("--seeds=2")
+
+
+def test_metrics_hold_every_step_of_every_run(results):
+    runs = [(r["policy"], r["seed"], r["step"]) for r in records(results)]
+    assert runs == [
+        (policy, seed, step)
+        for policy in ("bf16", "int2")
+        for seed in (0, 1)
+        for step in range(1, 7)
+    ]
+
+
+def test_report_averages_the_runs(results):
+    found = json.loads((results / "report.json").read_text())
+    bf16, control = found["policies"]
+    assert (bf16["name"], bf16["gap"]) == ("bf16", 0)
+    assert control["name"] == "int2" and control["gap_spread"] > 0
+    losses = [r["loss"] for r in records(results) if r["policy"] == "bf16"]
+    assert bf16["train_loss"] == pytest.approx(np.mean(losses))
+    assert [row["name"] for row in found["baselines"]] == ["2-gram", "3-gram"]
+    assert "| int2 |" in (results / "report.md").read_text()
+
+
+def test_policies_share_batches_and_seeds_do_not(texts):
+    shared = comparison(texts, steps=3, seeds=2)
+    first, again, other = (
+        [batch["inputs"] for batch in shared.batches(seed)] for seed in (0, 0, 1)
+    )
+    assert len(first) == 3
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+
+
+def test_seeds_share_the_compiled_step(texts, tmp_path):
+    compare._jitted.cache_clear()
+    with JsonLines(tmp_path / "metrics.jsonl") as log:
+        runs = comparison(texts, steps=1, log=log)
+        for seed in (0, 1):
+            runs.train("bf16", seed)
+    assert compare._jitted.cache_info().misses == 1
+
+
+def test_a_control_that_does_not_lose_fails_the_command(
+    results, texts, tmp_path, monkeypatch, capsys
+):
+    trial = lambda name: report.Trial(
+        name=name,
+        seed=0,
+        heldout_loss=2.0,
+        bits_per_byte=1.0,
+        losses=(2.0,),
+        tokens_per_s=None,
+    )
+    equal = lambda self: [trial("bf16"), trial("ufp4"), trial("int2")]
+    monkeypatch.setattr(Comparison, "trials", equal)
+    argv = [f"--data={texts}", f"--out={tmp_path / 'out'}", "--steps=1", *FLAGS]
+    assert pretrain.main(argv) == 1
+    assert "DO NOT TRUST" in capsys.readouterr().out
+    assert json.loads((tmp_path / "out/report.json").read_text())["valid"] is False
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--set=optim.rate=1"], "--set: path must be one of optim.lr"),
+        (["--set=optim.lr=fast"], "--set optim.lr: must be of type float, got 'fast'"),
+        (["--model=huge"], "--model: must be one of tiny"),
+        (["--policies=bf16,fp8"], "--policies: must be one of bf16"),
+        (["--steps=0"], "steps must be at least 1"),
+        (["--data=nowhere"], "nowhere"),
+        (["--set=data.sequence_length=100000"], "sequence_length must be at most"),
+    ],
+)
+def test_a_bad_argument_is_one_sentence_and_leaves_nothing(
+    argv, message, texts, tmp_path, capsys
+):
+    out = tmp_path / "out"
+    assert pretrain.main([f"--data={texts}", f"--out={out}", *argv]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and message in error
+    assert error.count("\n") == 1
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_folder_without_texts_is_an_error(tmp_path, capsys):
+    assert pretrain.main([f"--data={tmp_path}", f"--out={tmp_path / 'out'}"]) == 2
+    assert "*.txt" in capsys.readouterr().err
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_file_that_is_not_utf8_is_an_error(tmp_path, capsys):
+    (tmp_path / "a.txt").write_bytes(b"caf\xe9")
+    assert pretrain.main([f"--data={tmp_path}", f"--out={tmp_path / 'out'}"]) == 2
+    assert "a.txt" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def test_results_are_never_overwritten(results, texts, capsys):
+    before = sorted((path.name, path.stat().st_mtime_ns) for path in results.iterdir())
+    assert pretrain.main([f"--data={texts}", f"--out={results}", *FLAGS]) == 2
+    assert "--out: must be a new or an empty folder" in capsys.readouterr().err
+    after = sorted((path.name, path.stat().st_mtime_ns) for path in results.iterdir())
+    assert after == before
+
+
+def test_a_run_that_diverges_is_nan_from_there_on(texts, tmp_path):
+    with JsonLines(tmp_path / "metrics.jsonl") as log:
+        runs = comparison(texts, "optim.lr=1e30", steps=3, log=log)
+        trial = runs.train("bf16", 0)
+    assert math.isnan(trial.heldout_loss)
+    assert len(trial.losses) == 3 and math.isnan(trial.losses[-1])
+
+
+def test_help_lists_what_can_be_chosen(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        pretrain.main(["--help"])
+    shown = capsys.readouterr().out
+    for word in (*models.PRESETS, *policies.PRESETS, "optim.lr=", "exit status"):
+        assert word in shown
+
+
+@pytest.mark.parametrize("argv", [["--steps=many"], ["--lr=1"], ["--steps"]])
+def test_an_unknown_flag_or_value_exits_with_two(argv):
+    with pytest.raises(SystemExit, match="2"):
+        pretrain.main(argv)
