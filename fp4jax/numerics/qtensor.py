@@ -191,7 +191,7 @@ def _straight_through(x: jax.Array, x_dq: jax.Array) -> jax.Array:
 
 @_straight_through.defjvp
 def _straight_through_jvp(primals, tangents):
-    return primals[1], tangents[0]
+    return _straight_through(*primals), tangents[0]
 
 
 def _blocks(q: QTensor) -> Blocks:
