@@ -72,7 +72,7 @@ class Comparison:
         model = models.Transformer(config.model, recipes, rngs=nnx.Rngs(seed))
         optimizer = train.make_optimizer(config.optim, steps=config.run.steps)
         graph, start = train.make_state(model, optimizer.transform)
-        step, eval_step = _jitted(graph, config.optim, config.run.steps)
+        step, eval_step = jitted(graph, config.optim, config.run.steps)
         losses, speeds, loss, bits = [], [], math.nan, math.nan
         try:
             for state, records in self._follow(step, start, policy, seed):
@@ -115,7 +115,7 @@ class Comparison:
 
 
 @functools.lru_cache(maxsize=1)
-def _jitted(graph: nnx.GraphDef, optim: train.OptimConfig, steps: int):
+def jitted(graph: nnx.GraphDef, optim: train.OptimConfig, steps: int):
     """Returns the two steps of a policy, which compile once for all its seeds."""
     optimizer = train.make_optimizer(optim, steps=steps)
     return train.make_train_step(graph, optimizer), train.make_eval_step(graph)

@@ -107,12 +107,12 @@ def test_policies_share_batches_and_seeds_do_not(texts):
 
 
 def test_seeds_share_the_compiled_step(texts, tmp_path):
-    compare._jitted.cache_clear()
+    compare.jitted.cache_clear()
     with JsonLines(tmp_path / "metrics.jsonl") as log:
         runs = comparison(texts, steps=1, log=log)
         for seed in (0, 1):
             runs.train("bf16", seed)
-    assert compare._jitted.cache_info().misses == 1
+    assert compare.jitted.cache_info().misses == 1
 
 
 def test_a_control_that_does_not_lose_fails_the_command(

@@ -1,0 +1,1 @@
+"""The first comparison of recipes, and the checks that make it believable."""
