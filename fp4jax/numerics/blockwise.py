@@ -99,6 +99,7 @@ def _rounded(
     """Signed members of the grid for scaled elements, zero without a sign."""
     magnitude = jnp.abs(t)
     if quantizer.is_stochastic:
+        assert key is not None
         words = random_bits.key_words(key, site.rounding_stream)
         row, column = blocks.positions(tiling, axis)
         bits = tiling.split(random_bits.uniform16(words, row, column))

@@ -92,6 +92,7 @@ def sign_vector(hadamard: Hadamard, key: jax.Array | None, stream: int) -> jax.A
     if isinstance(signs, FixedSigns):
         words = jnp.uint32(signs.seed), jnp.uint32(0)
     else:
+        assert key is not None
         words = random_bits.key_words(key, stream)
     position = jnp.arange(hadamard.size, dtype=jnp.uint32)
     bits = random_bits.uniform16(words, jnp.uint32(0), position)

@@ -71,10 +71,10 @@ class Quantizer:
             )
 
     def _check_block(self) -> None:
-        block = self.block
-        sizes = block if self.is_square else (block, block)
-        is_size = len(sizes) == 2 and isinstance(sizes[0], int) and sizes[0] >= 1
-        if not is_size or sizes[0] != sizes[1]:
+        block = size = self.block
+        if isinstance(block, tuple) and len(block) == 2 and block[0] == block[1]:
+            size = block[0]
+        if not isinstance(size, int) or size < 1:
             raise ValueError(
                 "Quantizer: block must be an integer B >= 1 or a square (B, B), got "
                 f"block={block!r}."
@@ -82,7 +82,7 @@ class Quantizer:
         if self.is_square and self.rotation is not None:
             raise ValueError(
                 "Quantizer: rotation must be None with square blocks, got "
-                f"rotation={self.rotation}, block={block}. Use block={block[0]}."
+                f"rotation={self.rotation}, block={block}. Use block={size}."
             )
 
     @property

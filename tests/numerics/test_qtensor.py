@@ -100,6 +100,24 @@ def test_sharding_does_not_change_bits(axis_type):
     cases.assert_same(sharded, expected)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("scale", [-110, 0, 110], ids=lambda k: f"2^{k}")
+def test_a_gpu_computes_the_same_bits(scale):
+    try:
+        gpu = jax.devices("gpu")[0]
+    except RuntimeError:
+        pytest.skip("no GPU")
+    x = jnp.ldexp(cases.normal((128, 256)), scale)
+    on_cpu, on_gpu = (
+        cases.everything(*jax.device_put((x, KEY), device))
+        for device in (jax.devices("cpu")[0], gpu)
+    )
+    cases.assert_same(on_gpu[0], on_cpu[0])
+    for name, value in on_cpu[1].items():
+        if ALL[name].rotation is None:
+            np.testing.assert_array_equal(on_gpu[1][name], value, err_msg=name)
+
+
 # Transforms.
 
 
