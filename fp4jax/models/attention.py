@@ -38,6 +38,7 @@ class Attention(nnx.Module):
     def __call__(
         self, x: jax.Array, *, mask: jax.Array, rotation: tuple[jax.Array, jax.Array]
     ) -> jax.Array:
+        """Mixes x [b, t, d] over its documents; `mask` is of `document_mask`."""
         heads = (*x.shape[:2], -1, self.head_dim)
         query = rotate(self.query(x).reshape(heads), rotation)  # [b, t, h, e]
         key = rotate(self.key(x).reshape(heads), rotation)  # [b, t, h_kv, e]
@@ -70,7 +71,8 @@ def rope(
 
     References: Su et al., RoFormer, 2021.
     """
-    frequencies = theta ** (-jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim)
+    exponents = -jnp.arange(0, head_dim, 2, dtype=jnp.float32) / head_dim
+    frequencies = theta ** exponents[None, None, None]
     angles = positions[..., None, None].astype(jnp.float32) * frequencies
     return jnp.cos(angles), jnp.sin(angles)
 

@@ -15,8 +15,7 @@ from fp4jax.recipes import Recipe
 ACTIVATION_DTYPE = jnp.bfloat16
 
 
-def _as_they_are(arrays, *, dtype):
-    del dtype
+def _as_they_are(arrays, /, **_):
     return arrays
 
 
@@ -65,7 +64,8 @@ class RMSNorm(nnx.RMSNorm):
         super().__init__(config.d_model, epsilon=config.norm_eps, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return super().__call__(x).astype(x.dtype)  # [b, t, d]
+        """Normalizes each vector of x [b, t, d]."""
+        return super().__call__(x).astype(x.dtype)
 
 
 class SwiGLU(nnx.Module):
@@ -82,8 +82,9 @@ class SwiGLU(nnx.Module):
         )
 
     def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps each vector of x [b, t, d] by itself."""
         hidden = jax.nn.silu(self.gate(x)) * self.up(x)  # [b, t, f]
-        return self.down(hidden)  # [b, t, d]
+        return self.down(hidden)
 
 
 class Embed(nnx.Module):
@@ -100,7 +101,8 @@ class Embed(nnx.Module):
         )
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        return self.embedding[...][tokens].astype(ACTIVATION_DTYPE)  # [b, t, d]
+        """Returns the vectors [b, t, d] of tokens [b, t]."""
+        return self.embedding[...][tokens].astype(ACTIVATION_DTYPE)
 
     def attend(self, x: jax.Array) -> jax.Array:
         """Returns the float32 logits [b, t, v] of x [b, t, d]."""
@@ -117,7 +119,8 @@ class Head(nnx.Module):
         )
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        return _logits(x, self.kernel[...])  # [b, t, v]
+        """Returns the float32 logits [b, t, v] of x [b, t, d]."""
+        return _logits(x, self.kernel[...])
 
 
 def residual_std(config: ModelConfig) -> float:

@@ -45,8 +45,9 @@ class Block(nnx.Module):
         self.mlp = SwiGLU(config, recipes, rngs=rngs)
 
     def __call__(self, x: jax.Array, **context) -> jax.Array:
+        """Returns x [b, t, d] after both; `context` is of the attention."""
         x = x + self.attention(self.attention_norm(x), **context)
-        return x + self.mlp(self.mlp_norm(x))  # [b, t, d]
+        return x + self.mlp(self.mlp_norm(x))
 
 
 class Transformer(nnx.Module):
@@ -104,7 +105,7 @@ class Transformer(nnx.Module):
         context = {"mask": document_mask(segment_ids), "rotation": rotation}
         x = self.embed(inputs)
         for stack in self.stacks:
-            x = _run(stack, x, config=config, **context)
+            x = _apply(stack, x, config=config, **context)
         x = self.norm(x)
         return self.embed.attend(x) if self.head is None else self.head(x)
 
@@ -132,8 +133,8 @@ def _runs(
         return {site: policy.recipe(f"blocks/{layer}/{site}") for site in SITES}
 
     for run, layers in itertools.groupby(range(config.num_layers), recipes):
-        first, *rest = layers
-        yield slice(first, first + len(rest) + 1), run
+        first, *others = layers
+        yield slice(first, first + 1 + len(others)), run
 
 
 def _stack(config: ModelConfig, recipes: Mapping[str, Recipe], *keys) -> Block:
@@ -147,7 +148,7 @@ def _stack(config: ModelConfig, recipes: Mapping[str, Recipe], *keys) -> Block:
     return make(*keys)
 
 
-def _run(stack: Block, x: jax.Array, *, config: ModelConfig, **context) -> jax.Array:
+def _apply(stack: Block, x: jax.Array, *, config: ModelConfig, **context) -> jax.Array:
     """Runs the layers of a stack one after another."""
     graph, layers = nnx.split(stack)
 
@@ -156,7 +157,5 @@ def _run(stack: Block, x: jax.Array, *, config: ModelConfig, **context) -> jax.A
 
     if config.remat != "none":
         policy = _REMAT_POLICIES[config.remat]
-        body = jax.checkpoint(
-            body, policy=policy, prevent_cse=not config.scan_layers
-        )
+        body = jax.checkpoint(body, policy=policy, prevent_cse=not config.scan_layers)
     return lax.scan(body, x, layers, unroll=1 if config.scan_layers else True)[0]

@@ -33,7 +33,9 @@ class Dims:
     def of(cls, dimension_numbers: DimensionNumbers) -> "Dims":
         """From the argument of `lax.dot_general`, which has checked it."""
         (lhs_c, rhs_c), (lhs_b, rhs_b) = dimension_numbers
-        return cls(*(tuple(map(operator.index, d)) for d in (lhs_c, rhs_c, lhs_b, rhs_b)))
+        return cls(
+            *(tuple(map(operator.index, d)) for d in (lhs_c, rhs_c, lhs_b, rhs_b))
+        )
 
     def canonical_lhs(self, lhs: jax.Array) -> jax.Array:
         """[*batch, *m, k]."""
@@ -53,9 +55,7 @@ def flatten(x: jax.Array, start: int, stop: int) -> jax.Array:
     """The dimensions from `start` to before `stop` as one, row-major."""
     if stop == start + 1:
         return x
-    return x.reshape(
-        *x.shape[:start], math.prod(x.shape[start:stop]), *x.shape[stop:]
-    )
+    return x.reshape(*x.shape[:start], math.prod(x.shape[start:stop]), *x.shape[stop:])
 
 
 def _free(ndim: int, contracting: tuple[int, ...], batch: tuple[int, ...]) -> list[int]:

@@ -1,12 +1,12 @@
 """AdamW and its learning-rate schedules."""
 
 import dataclasses
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import optax
 
-SCHEDULES = ("wsd", "cosine", "constant")
+Schedule = Literal["wsd", "cosine", "constant"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class OptimConfig:
     """
 
     lr: float = 3e-3
-    schedule: str = "wsd"
+    schedule: Schedule = "wsd"
     warmup: float = 0.05
     decay: float = 0.2
     final_lr: float = 0.0
@@ -38,11 +38,11 @@ class OptimConfig:
     clip_norm: float = 1.0
 
     def __post_init__(self):
-        if self.schedule not in SCHEDULES:
-            raise ValueError(
-                f"OptimConfig: schedule must be one of {', '.join(SCHEDULES)}, "
-                f"got schedule={self.schedule!r}."
-            )
+        self._require(
+            "schedule",
+            self.schedule in get_args(Schedule),
+            f"be one of {', '.join(get_args(Schedule))}",
+        )
         for name in ("lr", "eps", "clip_norm"):
             self._require(name, getattr(self, name) > 0, "be positive")
         for name in ("b1", "b2"):
@@ -58,7 +58,7 @@ class OptimConfig:
         if not holds:
             raise ValueError(
                 f"OptimConfig: {name} must {condition}, "
-                f"got {name}={getattr(self, name)}."
+                f"got {name}={getattr(self, name)!r}."
             )
 
 

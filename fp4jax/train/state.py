@@ -21,7 +21,7 @@ class TrainState:
     """
 
     step: jax.Array
-    params: nnx.State
+    params: optax.Params
     opt_state: optax.OptState
     rest: nnx.State
 

@@ -1,0 +1,101 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import fp4jax
+from fp4jax import recipes
+from fp4jax.models import ModelConfig
+from fp4jax.models.layers import Embed, Head, Linear, RMSNorm, SwiGLU
+
+CONFIG = ModelConfig(
+    vocab_size=64,
+    num_layers=2,
+    d_model=32,
+    num_heads=2,
+    num_kv_heads=1,
+    head_dim=16,
+    d_ff=48,
+)
+
+
+def activations(*shape):
+    return jax.random.normal(jax.random.key(1), shape).astype(jnp.bfloat16)
+
+
+def test_linear_hands_the_float32_kernel_to_its_recipe():
+    recipe = recipes.e2m1_ref()
+    layer = Linear(32, 48, recipe, rngs=nnx.Rngs(0))
+    x, kernel = activations(2, 4, 32), layer.kernel[...]
+    assert kernel.dtype == jnp.float32
+
+    def product(kernel):
+        dimension_numbers = (((2,), (0,)), ((), ()))
+        return fp4jax.dot_general(
+            x, kernel, dimension_numbers, None, jnp.bfloat16, recipe=recipe
+        )
+
+    y = layer(x)
+    assert y.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(y, product(kernel))
+    rounded = kernel.astype(jnp.bfloat16).astype(jnp.float32)
+    assert not np.array_equal(y, product(rounded))
+
+
+def test_linear_starts_with_the_deviation_asked_for():
+    layer = Linear(256, 512, recipes.bf16(), init_std=0.5, rngs=nnx.Rngs(0))
+    # 131072 draws: the deviation of their deviation is 0.2%.
+    assert np.std(layer.kernel[...]) == pytest.approx(0.5 / 16, rel=0.01)
+
+
+def test_rms_norm_is_computed_in_float32():
+    norm = RMSNorm(CONFIG, rngs=nnx.Rngs(0))
+    norm.scale[...] = jnp.linspace(0.5, 2, 32)
+    x = 100 * activations(3, 32)
+    x64 = np.asarray(x, np.float64)
+    rms = np.sqrt(np.mean(x64**2, axis=-1, keepdims=True) + CONFIG.norm_eps)
+    y = norm(x)
+    assert y.dtype == jnp.bfloat16
+    expected = x64 / rms * np.linspace(0.5, 2, 32)
+    # One rounding, to bfloat16 at the end.
+    np.testing.assert_allclose(np.asarray(y, np.float64), expected, rtol=2**-8)
+
+
+def test_swiglu_equals_its_formula():
+    all_bf16 = {f"mlp/{site}": recipes.bf16() for site in ("gate", "up", "down")}
+    layer = SwiGLU(CONFIG, all_bf16, rngs=nnx.Rngs(0))
+    x = activations(2, 4, 32)
+    gate, up = (linear(x).astype(jnp.float32) for linear in (layer.gate, layer.up))
+    hidden = gate / (1 + jnp.exp(-gate)) * up
+    expected = hidden @ layer.down.kernel[...]
+    # The hidden activations are rounded thrice to bfloat16, then the result is.
+    np.testing.assert_allclose(layer(x).astype(jnp.float32), expected, atol=2**-6)
+
+
+def test_gradients_of_an_embedding_are_summed_in_float32():
+    embed = Embed(CONFIG, rngs=nnx.Rngs(0))
+    tokens = jnp.zeros((1, 1000), jnp.int32)
+
+    def total(embed):
+        return jnp.sum(embed(tokens).astype(jnp.float32))
+
+    grad = nnx.grad(total)(embed).embedding[...]
+    assert grad.dtype == jnp.float32
+    np.testing.assert_array_equal(grad[0], 1000)  # 256 if it were bfloat16
+
+
+def test_logits_are_float32_sums_of_bfloat16_products():
+    embed, x = Embed(CONFIG, rngs=nnx.Rngs(0)), activations(2, 4, 32)
+    table = embed.embedding[...]
+    rounded = np.asarray(table.astype(jnp.bfloat16), np.float64)
+    expected = np.asarray(x, np.float64) @ rounded.T
+    for logits in (embed.attend(x), tied_head(table)(x)):
+        assert logits.dtype == jnp.float32
+        np.testing.assert_allclose(logits, expected, atol=32 * 2**-22)
+
+
+def tied_head(table):
+    head = Head(CONFIG, rngs=nnx.Rngs(0))
+    head.kernel[...] = table.T
+    return head

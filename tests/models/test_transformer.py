@@ -1,0 +1,167 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import fp4jax.nnx
+from fp4jax import policies, recipes
+from fp4jax.models import ModelConfig, Transformer, layer_paths
+from fp4jax.nnx import NoiseKey
+from fp4jax.policies import Policy, Rule
+
+CONFIG = ModelConfig(
+    vocab_size=64,
+    num_layers=3,
+    d_model=32,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    d_ff=48,
+)
+EVERY_POLICY = pytest.mark.parametrize("policy", policies.PRESETS)
+
+
+def build(policy=policies.bf16, **changes):
+    config = dataclasses.replace(CONFIG, **changes)
+    return Transformer(config, policy(config), rngs=nnx.Rngs(0))
+
+
+def tokens(*shape, seed=0):
+    return np.random.default_rng(seed).integers(0, 64, shape, dtype=np.int32)
+
+
+def by_layer(model):
+    """Returns the parameters of a model, those of its blocks one layer at a time."""
+    params = nnx.state(model, nnx.Param)
+    stacks = [dict(nnx.to_flat_state(stack)) for stack in params.pop("stacks").values()]
+    layers = [
+        {path: value[i] for path, value in stack.items()}
+        for stack in stacks
+        for i in range(len(next(iter(stack.values()))))
+    ]
+    return {"layers": layers, "rest": dict(nnx.to_flat_state(params))}
+
+
+def test_layer_paths_name_every_linear():
+    paths = layer_paths(CONFIG)
+    assert len(paths) == 7 * 3
+    assert paths[:2] == ["blocks/0/attention/query", "blocks/0/attention/key"]
+    assert paths[-1] == "blocks/2/mlp/down"
+
+
+def test_equal_consecutive_layers_are_one_stack():
+    sizes = [
+        len(stack.attention_norm.scale[...]) for stack in build(policies.nvfp4).stacks
+    ]
+    assert sizes == [2, 1]
+    assert [len(stack.mlp_norm.scale[...]) for stack in build().stacks] == [3]
+
+
+def test_recipes_go_where_the_policy_says():
+    odd = Rule("blocks/1/mlp/down", recipes.ufp4())
+    model = build(lambda _: Policy(recipes.bf16(), (odd,)))
+    found = [stack.mlp.down.dot_general.recipe for stack in model.stacks]
+    assert found == [recipes.bf16(), recipes.ufp4(), recipes.bf16()]
+    assert model.stacks[1].mlp.up.dot_general.recipe == recipes.bf16()
+
+
+def test_a_rule_that_matches_no_layer_raises():
+    beyond = Rule("blocks/3/*", recipes.ufp4())
+    with pytest.raises(ValueError, match="blocks/3/"):
+        build(lambda _: Policy(recipes.bf16(), (beyond,)))
+
+
+@EVERY_POLICY
+def test_initial_parameters_do_not_depend_on_the_policy(policy):
+    ours, reference = by_layer(build(policies.PRESETS[policy])), by_layer(build())
+    assert len(ours["layers"]) == CONFIG.num_layers
+    jax.tree.map(np.testing.assert_array_equal, ours, reference)
+
+
+def test_no_two_linears_share_a_noise_key():
+    keys = jax.tree.leaves(nnx.state(build(policies.nvfp4), NoiseKey))
+    words = np.concatenate([jax.random.key_data(key) for key in keys])
+    assert len(np.unique(words, axis=0)) == 7 * CONFIG.num_layers
+
+
+@EVERY_POLICY
+def test_logits_are_float32_and_need_no_key(policy):
+    logits = build(policies.PRESETS[policy])(tokens(2, 16))
+    assert logits.dtype == jnp.float32
+    assert logits.shape == (2, 16, 64)
+    assert np.isfinite(logits).all()
+
+
+def test_a_recipe_that_draws_needs_a_step_to_be_differentiated():
+    model, inputs = build(policies.ufp4), tokens(1, 16)
+
+    def total(model):
+        return model(inputs).sum()
+
+    with pytest.raises(ValueError, match="set_step"):
+        jax.eval_shape(nnx.grad(total), model)
+    fp4jax.nnx.set_step(model, 0)
+    jax.eval_shape(nnx.grad(total), model)
+
+
+def test_untied_head_has_parameters_of_its_own():
+    model = build(tie_embeddings=False)
+    assert model.head.kernel[...].shape == (32, 64)
+    assert model(tokens(1, 16)).shape == (1, 16, 64)
+
+
+def test_a_token_sees_no_later_one():
+    model, inputs = build(), tokens(1, 16)
+    changed = inputs.copy()
+    changed[0, 9] ^= 1
+    before, after = model(inputs), model(changed)
+    np.testing.assert_array_equal(before[0, :9], after[0, :9])
+    assert (before[0, 9:] != after[0, 9:]).any(axis=-1).all()
+
+
+def test_a_document_does_not_depend_on_its_neighbour():
+    model, inputs = build(), tokens(1, 16)
+    segment_ids = np.array([[1] * 6 + [2] * 10])
+    positions = np.array([[*range(6), *range(10)]])
+    packed = model(inputs, segment_ids, positions)
+    changed = inputs.copy()
+    changed[0, :6] ^= 1
+    beside_another = model(changed, segment_ids, positions)
+    np.testing.assert_array_equal(packed[0, 6:], beside_another[0, 6:])
+    assert (packed[0, :6] != beside_another[0, :6]).any(axis=-1).all()
+    alone = model(inputs[:, 6:])
+    # Sums over masked keys are of zeros, but their order may differ.
+    np.testing.assert_allclose(packed[0, 6:], alone[0], atol=0.05)
+
+
+def test_defaults_are_one_document_in_order():
+    model, inputs = build(), tokens(2, 16)
+    ones, positions = np.ones((2, 16), np.int32), np.arange(16)[None].repeat(2, 0)
+    np.testing.assert_array_equal(model(inputs), model(inputs, ones, positions))
+
+
+def loss_and_gradient(policy, **changes):
+    """Of one batch, without the roundings that XLA may skip inside a fusion."""
+    graph, params, rest = nnx.split(build(policy, **changes), nnx.Param, ...)
+    inputs = tokens(2, 17)
+
+    def loss(params):
+        model = nnx.merge(graph, params, rest, copy=True)
+        fp4jax.nnx.set_step(model, 0)
+        logits = jax.nn.log_softmax(model(inputs[:, :-1]))
+        return -jnp.take_along_axis(logits, inputs[:, 1:, None], axis=-1).mean()
+
+    options = {"xla_allow_excess_precision": False}
+    return jax.jit(jax.value_and_grad(loss), compiler_options=options)(params)
+
+
+def test_scan_and_remat_change_no_bit():
+    quantized = Rule("blocks/*/mlp/down", recipes.ufp4())
+    mixed = lambda _: Policy(recipes.bf16(), (quantized,))
+    reference = loss_and_gradient(mixed, scan_layers=False, remat="none", num_layers=2)
+    for remat in ("none", "dots", "full"):
+        ours = loss_and_gradient(mixed, remat=remat, num_layers=2)
+        jax.tree.map(np.testing.assert_array_equal, ours, reference)

@@ -1,0 +1,150 @@
+import dataclasses
+import itertools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from fp4jax import policies
+from fp4jax.models import ModelConfig, Transformer, flops_per_token
+from fp4jax.train import (
+    OptimConfig,
+    TrainState,
+    evaluate,
+    make_eval_step,
+    make_optimizer,
+    make_state,
+    make_train_step,
+    train,
+)
+
+BATCH = {"inputs": np.zeros((2, 8), np.int32)}
+
+
+def state_at(step):
+    return TrainState(jnp.int32(step), nnx.State({}), (), nnx.State({}))
+
+
+@jax.jit
+def count(state, batch):
+    """A step whose loss is its number."""
+    step = state.step + 1
+    return dataclasses.replace(state, step=step), {"loss": jnp.float32(step)}
+
+
+def hand_overs(batches=None, *, start=0, **options):
+    batches = itertools.repeat(BATCH) if batches is None else batches
+    runs = train(count, state_at(start), batches, flops_per_token=1.0, **options)
+    return [(int(state.step), records) for state, records in runs]
+
+
+@pytest.mark.parametrize(
+    ("start", "ends"),
+    [(0, [1, 4, 8, 10]), (3, [4, 8, 10]), (4, [5, 8, 10]), (9, [10]), (10, [])],
+)
+def test_the_first_step_alone_then_multiples_and_the_end(start, ends):
+    found = hand_overs(start=start, steps=10, every=4)
+    assert [step for step, _ in found] == ends
+    records = [record for _, records in found for record in records]
+    assert [record["step"] for record in records] == list(range(start + 1, 11))
+    assert [record["loss"] for record in records] == list(range(start + 1, 11))
+
+
+def test_speed_leaves_compilation_out():
+    first, *others = [records for _, records in hand_overs(steps=20)]
+    assert [record["tokens_per_s"] for record in first] == [None]
+    assert all(record["tokens_per_s"] > 0 for record in sum(others, []))
+    assert {record["mfu"] for record in sum(others, [])} == {None}  # of a CPU
+
+
+def test_records_are_plain_json():
+    for _, records in hand_overs(steps=3):
+        assert json.loads(json.dumps(records)) == records
+
+
+def test_no_more_batches_are_drawn_than_used():
+    batches = iter([BATCH] * 10)
+    hand_overs(batches, steps=7, every=4)
+    assert len(list(batches)) == 3
+
+
+def test_too_few_batches_raise():
+    with pytest.raises(ValueError, match="one for each of 9 steps, got 5"):
+        hand_overs([BATCH] * 5, steps=9)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run():
+    def diverge(state, batch):
+        state, metrics = count(state, batch)
+        return state, {"loss": jnp.where(state.step < 3, 1.0, jnp.nan)}
+
+    batches = itertools.repeat(BATCH)
+    runs = train(diverge, state_at(0), batches, steps=9, every=2, flops_per_token=1.0)
+    with pytest.raises(FloatingPointError, match="finite, got loss=nan at step 3"):
+        list(runs)
+
+
+def test_evaluation_weighs_every_token_the_same():
+    def losses(state, batch):
+        return {"loss_sum": jnp.sum(batch["losses"] * batch["loss_mask"])}
+
+    batches = [
+        {
+            "losses": np.array([[1.0, 2.0, 3.0, 4.0]]),
+            "targets": np.array([[0, 1, 2, 1]]),
+            "loss_mask": np.ones((1, 4), np.float32),
+        },
+        {
+            "losses": np.array([[5.0, 9.0, 9.0, 9.0]]),
+            "targets": np.array([[2, 2, 2, 2]]),
+            "loss_mask": np.array([[1.0, 0, 0, 0]], np.float32),
+        },
+    ]
+    token_bytes = np.array([0, 1, 4], np.int32)
+    found = evaluate(losses, state_at(0), batches, token_bytes=token_bytes)
+    assert found.nats_per_token == 15 / 5
+    assert (found.tokens, found.bytes) == (5, 1 + 4 + 1 + 4)
+
+
+def test_evaluation_of_nothing_raises():
+    with pytest.raises(ValueError, match="must hold a token"):
+        evaluate(count, state_at(0), [], token_bytes=np.zeros(2, np.int32))
+
+
+def test_a_model_learns_a_sequence_that_repeats():
+    config = ModelConfig(
+        vocab_size=16,
+        num_layers=1,
+        d_model=32,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=16,
+        d_ff=48,
+    )
+    optimizer = make_optimizer(OptimConfig(lr=0.02), steps=30)
+    model = Transformer(config, policies.bf16(config), rngs=nnx.Rngs(0))
+    graph, state = make_state(model, optimizer.transform)
+    rows = np.tile(np.arange(8, dtype=np.int32), (2, 5))
+    batch = {
+        "inputs": rows[:, :-1],
+        "targets": rows[:, 1:],
+        "segment_ids": np.ones((2, 39), np.int32),
+        "positions": np.tile(np.arange(39, dtype=np.int32), (2, 1)),
+        "loss_mask": np.ones((2, 39), np.float32),
+    }
+    runs = train(
+        make_train_step(graph, optimizer),
+        state,
+        itertools.repeat(batch),
+        steps=30,
+        flops_per_token=flops_per_token(config, sequence_length=39),
+    )
+    for state, records in runs:
+        last = records[-1]["loss"]
+    token_bytes = np.ones(16, np.int32)
+    found = evaluate(make_eval_step(graph), state, [batch], token_bytes=token_bytes)
+    assert found.nats_per_token < last < 0.5
+    assert found.tokens == found.bytes == 78

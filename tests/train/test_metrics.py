@@ -1,0 +1,63 @@
+import json
+import math
+from types import SimpleNamespace
+
+import jax
+import pytest
+
+from fp4jax.train import Evaluation, JsonLines, peak_flops
+from fp4jax.train.metrics import utilisation
+
+
+@pytest.mark.parametrize(
+    ("kind", "teraflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989.4),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H200", 989.4),
+        ("NVIDIA A100-SXM4-40GB", 312),
+        ("NVIDIA L4", 121),
+        ("NVIDIA L40S", 362),
+        ("Tesla T4", 65),
+        ("TPU v5 lite", 197),
+    ],
+)
+def test_peaks_of_known_devices(kind, teraflops):
+    assert peak_flops(kind) == pytest.approx(teraflops * 1e12)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "NVIDIA A10G", "TPU v5", ""])
+def test_other_devices_have_no_known_peak(kind):
+    assert peak_flops(kind) is None
+
+
+def test_utilisation_is_a_fraction_of_all_devices():
+    a100, t4 = (SimpleNamespace(device_kind=kind) for kind in ("A100", "Tesla T4"))
+    found = utilisation(1e6, flops_per_token=1e8, devices=[a100, t4])
+    assert found == pytest.approx(1e14 / (377 * 1e12))
+    assert utilisation(1e6, flops_per_token=1e8, devices=jax.devices("cpu")) is None
+
+
+def test_evaluation_in_both_units():
+    evaluation = Evaluation(nats=100 * math.log(2), tokens=50, bytes=200)
+    assert evaluation.nats_per_token == pytest.approx(2 * math.log(2))
+    assert evaluation.bits_per_byte == pytest.approx(0.5)
+
+
+def test_lines_are_on_disk_as_soon_as_written(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    with JsonLines(path) as log:
+        log.write({"step": 1, "loss": 6.25})
+        log.write({"step": 2, "mfu": None})
+        lines = path.read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [
+        {"step": 1, "loss": 6.25},
+        {"step": 2, "mfu": None},
+    ]
+
+
+def test_a_value_without_json_is_refused(tmp_path):
+    with JsonLines(tmp_path / "metrics.jsonl") as log:
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            log.write({"loss": float("nan")})
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
