@@ -100,7 +100,6 @@ def test_sharding_does_not_change_bits(axis_type):
     cases.assert_same(sharded, expected)
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("scale", [-110, 0, 110], ids=lambda k: f"2^{k}")
 def test_a_gpu_computes_the_same_bits(scale):
     try:
