@@ -160,7 +160,9 @@ def _parse(path: str, text: str, settings: Mapping[str, Any]) -> Any:
         raise ValueError(f"--set: path must be one of {', '.join(near)}, got {path!r}.")
     kind = type(settings[path])
     try:
-        return {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
+        return (
+            {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
+        )
     except (ValueError, KeyError):
         wanted = "true or false" if kind is bool else f"of type {kind.__name__}"
         raise TypeError(f"--set {path}: must be {wanted}, got {text!r}.") from None

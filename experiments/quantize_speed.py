@@ -2,8 +2,8 @@
 
     python -m experiments.quantize_speed [--size 4096]
 
-Prints a table of medians and their ratio to `x * 2 + 1`, each compiled, in this process,
-in turns. What XLA makes of the plain JAX reference, without kernels.
+Prints a table of medians and their ratio to `x * 2 + 1`, each compiled, in this
+process, in turns. What XLA makes of the plain JAX reference, without kernels.
 """
 
 import dataclasses

@@ -2,12 +2,13 @@
 
 import functools
 
-import fp4jax.nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+
+import fp4jax.nnx
 from fp4jax import recipes
 
 X = jax.random.normal(jax.random.key(1), (32, 64))

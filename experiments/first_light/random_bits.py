@@ -11,7 +11,7 @@ import json
 import math
 import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from unittest import mock
 
@@ -40,7 +40,7 @@ SOURCES = {"library": hashed16, "jax.random": threefry16}
 
 
 @contextlib.contextmanager
-def bits_from(source: str) -> Iterator[None]:
+def bits_from(source: str) -> Generator[None]:
     """Draws the bits of stochastic rounding from a source of `SOURCES`."""
     compare.jitted.cache_clear()
     with mock.patch.object(random_bits, "uniform16", SOURCES[source]):

@@ -235,8 +235,8 @@ def _dot_fwd(gemms: _Gemms, lhs: jax.Array, rhs: jax.Array, key: jax.Array | Non
 
 def _dot_bwd(gemms: _Gemms, residuals, g: jax.Array):
     lhs, rhs, key = residuals
-    operands = map(_first_order_only, (lhs, rhs, g))
-    return *gemms.backward(*operands, key), None
+    lhs, rhs, g = map(_first_order_only, (lhs, rhs, g))
+    return *gemms.backward(lhs, rhs, g, key), None
 
 
 _dot.defvjp(_dot_fwd, _dot_bwd)

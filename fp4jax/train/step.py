@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 
@@ -12,7 +13,7 @@ from fp4jax.nnx import set_step
 from fp4jax.train.optim import Optimizer
 from fp4jax.train.state import TrainState
 
-Batch = Mapping[str, jax.Array]
+Batch = Mapping[str, jax.Array | np.ndarray]
 Metrics = dict[str, jax.Array]
 
 # XLA may skip the rounding of a bfloat16 value inside a fusion, and which it skips

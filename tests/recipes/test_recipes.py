@@ -5,6 +5,7 @@ import json
 import types
 
 import pytest
+
 from fp4jax import policies, recipes
 from fp4jax.numerics import (
     E2M1,
