@@ -10,22 +10,15 @@ from jax import lax
 from fp4jax.numerics import exact
 
 
-def checked_axis(x: jax.Array, axis: int, caller: str, name: str = "axis") -> int:
-    """The number of an axis, not negative; raises in the caller's name if none."""
-    if not isinstance(axis, int) or not -x.ndim <= axis < x.ndim:
-        raise ValueError(
-            f"{caller}: {name} must be an integer in [{-x.ndim}, {x.ndim}), got "
-            f"{name}={axis!r} (shape={x.shape})."
-        )
-    return axis % x.ndim
-
-
 def pad_to_multiple(x: jax.Array, multiples: dict[int, int]) -> jax.Array:
     """Zero-pads axes at their end.
 
     Args:
-      x: Any array.
-      multiples: For some axes, a number that their size must become a multiple of.
+      x: any array.
+      multiples: for some axes, a number that their size must become a multiple of.
+
+    Returns:
+      Array of the dtype of `x`.
     """
     widths = [(0, -size % multiples.get(i, 1), 0) for i, size in enumerate(x.shape)]
     if all(high == 0 for _, high, _ in widths):
@@ -34,13 +27,13 @@ def pad_to_multiple(x: jax.Array, multiples: dict[int, int]) -> jax.Array:
 
 
 def split_axis(x: jax.Array, axis: int, size: int) -> jax.Array:
-    """An axis of n size elements as two, [n, size]."""
+    """Splits an axis of n size elements in two, [n, size]."""
     n = x.shape[axis] // size
     return x.reshape(*x.shape[:axis], n, size, *x.shape[axis + 1 :])
 
 
 def join_axes(x: jax.Array, axis: int) -> jax.Array:
-    """The inverse of `split_axis`."""
+    """Joins the axis with the next: the inverse of `split_axis`."""
     size = x.shape[axis] * x.shape[axis + 1]
     return x.reshape(*x.shape[:axis], size, *x.shape[axis + 2 :])
 
@@ -50,8 +43,8 @@ class Tiling:
     """The blocks of an array: an axis of n b elements becomes two, [n, b].
 
     Attributes:
-      shape: Of the array.
-      sizes: Block size b by axis.
+      shape: of the array.
+      sizes: block size b by axis.
     """
 
     shape: tuple[int, ...]
@@ -76,14 +69,14 @@ class Tiling:
         return x
 
     def join(self, x: jax.Array) -> jax.Array:
-        """The inverse of `split`, the padding cut."""
+        """Joins split axes and cuts the padding: the inverse of `split`."""
         for axis in sorted(self.sizes):
             x = join_axes(x, axis)
         return x[tuple(slice(n) for n in self.shape)]
 
 
 def amax(x: jax.Array, axes: tuple[int, ...] | None = None) -> jax.Array:
-    """max |x| in float32, 0 of an empty array, axes kept; NaN where any element is.
+    """Returns max |x| in float32, axes kept: 0 if empty, NaN where any element is.
 
     Taken of the bit patterns, whose order as integers is that of the magnitudes with
     NaN above all: a compiler's maximum of floats may lose a NaN.
@@ -94,20 +87,20 @@ def amax(x: jax.Array, axes: tuple[int, ...] | None = None) -> jax.Array:
 
 
 def positions(tiling: Tiling, axis: int) -> tuple[jax.Array, jax.Array]:
-    """Row and column of every element of an array seen as [free, contraction].
+    """Returns row and column of every element of an array seen as [free, contraction].
 
     The row is the row-major index over all axes but the contraction axis, counted
     before padding.
 
     Args:
-      tiling: Of the array.
-      axis: The contraction axis.
+      tiling: of the array.
+      axis: the contraction axis.
 
     Returns:
       (row, column), uint32 arrays that broadcast to `tiling.padded`.
 
     Raises:
-      ValueError: An index would not fit 32 bits.
+      ValueError: an index would not fit 32 bits.
     """
     shape = tiling.shape
     free = [dim for dim in range(len(shape)) if dim != axis]

@@ -7,11 +7,17 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fp4jax.numerics import blocks, exact, hadamard, random_bits, rounding, scaling
+from fp4jax.numerics import (
+    blocks,
+    checks,
+    exact,
+    hadamard,
+    random_bits,
+    rounding,
+    scaling,
+)
 from fp4jax.numerics.quantizer import Quantizer
 from fp4jax.numerics.sites import Site
-
-_FLOATS = (jnp.float32, jnp.bfloat16, jnp.float16)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,11 +25,11 @@ class Blocks:
     """A quantized array, split into blocks.
 
     Attributes:
-      values: Float32 members of the grid, axes split by `tiling`.
-      scale: Float32 members of the scale's format, 1 on the axes inside a block.
-      tensor_scale: Float32 scalar that multiplies every scale, or None.
-      signs: Float32 signs of the rotation, or None.
-      tiling: How the axes were split.
+      values: float32 members of the grid, axes split by `tiling`.
+      scale: float32 members of the scale's format, 1 on the axes inside a block.
+      tensor_scale: float32 scalar that multiplies every scale, or None.
+      signs: float32 signs of the rotation, or None.
+      tiling: how the axes were split.
     """
 
     values: jax.Array
@@ -33,7 +39,7 @@ class Blocks:
     tiling: blocks.Tiling
 
     def operand(self, dtype: jax.typing.DTypeLike) -> jax.Array:
-        """values scale, joined: what the GEMM multiplies, without the tensor scale."""
+        """Returns values scale, joined: the input of the GEMM, no tensor scale yet."""
         return self.tiling.join(exact.cast(self.values * self.scale, dtype))
 
 
@@ -48,9 +54,11 @@ def quantize_blocks(
     site: Site = Site.FPROP_X,
 ) -> Blocks:
     """Rotates, scales and rounds `x` in blocks along `axis`; see `quantize`."""
-    _check(x, quantizer, key, amax)
-    axis, other = _checked_axes(x, quantizer, axis, other)
-    x, signs = _padded_and_rotated(lax.stop_gradient(x), quantizer, axis, key, site)
+    _check(x, quantizer, key=key, amax=amax)
+    axis, other = _checked_axes(x, quantizer, axis=axis, other=other)
+    x, signs = _padded_and_rotated(
+        lax.stop_gradient(x), quantizer, axis=axis, key=key, site=site
+    )
     block_axes = (axis,) if other is None else (axis, other)
     tiling = blocks.Tiling(x.shape, dict.fromkeys(block_axes, quantizer.block_size))
     x = tiling.split(x.astype(jnp.float32))
@@ -71,14 +79,21 @@ def quantize_blocks(
         pad=quantizer.pads,
         factor=factor,
     )
-    values = _rounded(x * inverse, quantizer, tiling, axis, key, site)
+    values = _rounded(
+        x * inverse, quantizer, tiling=tiling, axis=axis, key=key, site=site
+    )
     return Blocks(values, scale, tensor_scale, signs, tiling)
 
 
 def _padded_and_rotated(
-    x: jax.Array, quantizer: Quantizer, axis: int, key: jax.Array | None, site: Site
+    x: jax.Array,
+    quantizer: Quantizer,
+    *,
+    axis: int,
+    key: jax.Array | None,
+    site: Site,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """The array in whole blocks along `axis`, rotated if so asked; and the signs."""
+    """Pads the array to whole blocks, and rotates it if so asked; returns the signs."""
     rotation = quantizer.rotation
     run = 1 if rotation is None else rotation.size
     x = blocks.pad_to_multiple(x, {axis: math.lcm(quantizer.block_size, run)})
@@ -91,12 +106,13 @@ def _padded_and_rotated(
 def _rounded(
     t: jax.Array,
     quantizer: Quantizer,
+    *,
     tiling: blocks.Tiling,
     axis: int,
     key: jax.Array | None,
     site: Site,
 ) -> jax.Array:
-    """Signed members of the grid for scaled elements, zero without a sign."""
+    """Rounds scaled elements to signed members of the grid, zero without a sign."""
     magnitude = jnp.abs(t)
     if quantizer.is_stochastic:
         assert key is not None
@@ -112,19 +128,17 @@ def _rounded(
 def _check(
     x: jax.Array,
     quantizer: Quantizer,
+    *,
     key: jax.Array | None,
     amax: jax.Array | None,
 ) -> None:
     """Raises where an argument cannot be honoured."""
-    if x.dtype not in _FLOATS:
-        raise TypeError(
-            "quantize: x must be float32, bfloat16 or float16, got "
-            f"dtype={x.dtype} (shape={x.shape})."
-        )
+    checks.check_float(x, "quantize", name="x")
     if not isinstance(quantizer, Quantizer):
         raise TypeError(
             f"quantize: quantizer must be a Quantizer, got quantizer={quantizer!r}."
         )
+    checks.check_key(key, "quantize")
     if quantizer.draws and key is None:
         raise ValueError(
             "quantize: key must be a PRNG key for a quantizer that draws random "
@@ -143,10 +157,10 @@ def _check(
 
 
 def _checked_axes(
-    x: jax.Array, quantizer: Quantizer, axis: int, other: int | None
+    x: jax.Array, quantizer: Quantizer, *, axis: int, other: int | None
 ) -> tuple[int, int | None]:
-    """The blocked axes, not negative; of a matrix, the other one by default."""
-    axis = blocks.checked_axis(x, axis, "quantize")
+    """Returns the blocked axes, not negative; of a matrix, the other one by default."""
+    axis = checks.checked_axis(x, axis, caller="quantize")
     if not quantizer.is_square:
         if other is not None:
             raise ValueError(
@@ -161,7 +175,7 @@ def _checked_axes(
             "quantize: other must name the second axis of square blocks, got "
             f"other=None (shape={x.shape}, block={quantizer.block})."
         )
-    other = blocks.checked_axis(x, other, "quantize", "other")
+    other = checks.checked_axis(x, other, caller="quantize", name="other")
     if other == axis:
         raise ValueError(
             f"quantize: other must differ from axis, got other={other}, axis={axis}."

@@ -17,37 +17,37 @@ _ONE = 0x3F800000
 
 
 def bits_of(x: jax.Array) -> jax.Array:
-    """The int32 pattern of a float32 array."""
+    """Returns the int32 pattern of a float32 array."""
     return lax.bitcast_convert_type(x, jnp.int32)
 
 
 def magnitude_bits_of(x: jax.Array) -> jax.Array:
-    """The int32 pattern of |x|, also of a NaN."""
+    """Returns the int32 pattern of |x|, also of a NaN."""
     return bits_of(x) & _MAGNITUDE
 
 
 def float_of(bits: jax.Array) -> jax.Array:
-    """The float32 array of an int32 pattern."""
+    """Returns the float32 array of an int32 pattern."""
     return lax.bitcast_convert_type(bits, jnp.float32)
 
 
 def floor_pow2(x: jax.Array) -> jax.Array:
-    """2^floor(log2 x) of a positive normal float32; 0 of zero and of subnormals."""
+    """Returns 2^floor(log2 x) of a normal float32 > 0; 0 of zero and of subnormals."""
     return float_of(bits_of(x) & _EXPONENT)
 
 
 def inverse_pow2(p: jax.Array) -> jax.Array:
-    """1/p of a float32 power of two in [2^-126, 2^126]."""
+    """Returns 1/p of a float32 power of two in [2^-126, 2^126]."""
     return float_of(2 * _ONE - bits_of(p))
 
 
 def pow2(exponent: jax.Array) -> jax.Array:
-    """2^exponent of an int32 array in [-126, 127]."""
+    """Returns 2^exponent of an int32 array in [-126, 127]."""
     return float_of((exponent + 127) << 23)
 
 
 def cast(x: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
-    """`x.astype(dtype)` to float32 or bfloat16 that is sure to round.
+    """Casts to float32 or bfloat16, sure to round.
 
     A compiler that keeps excess precision drops a cast to bfloat16 and back.
     """
@@ -58,7 +58,7 @@ def cast(x: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
 
 
 def divide(a: jax.Array | float, b: jax.Array) -> jax.Array:
-    """Correctly rounded a / b of positive normal float32 with a normal quotient.
+    """Divides positive normal float32, with a normal quotient, correctly rounded.
 
     q -> the one of q, q +- ulp with the smallest |a - q b|, twice
 
@@ -74,9 +74,9 @@ def divide(a: jax.Array | float, b: jax.Array) -> jax.Array:
     q = m_a / m_b
     for _ in range(2):
         r = _residual(m_a, q, m_b)
-        neighbour = float_of(bits_of(q) + jnp.where(r > 0, 1, -1))
-        closer = jnp.abs(_residual(m_a, neighbour, m_b)) < jnp.abs(r)
-        q = jnp.where(closer, neighbour, q)
+        neighbor = float_of(bits_of(q) + jnp.where(r > 0, 1, -1))
+        closer = jnp.abs(_residual(m_a, neighbor, m_b)) < jnp.abs(r)
+        q = jnp.where(closer, neighbor, q)
     exponent = (a_bits & _EXPONENT) - (b_bits & _EXPONENT)
     # Not a product with 2^e, which overflows before the quotient does.
     quotient = float_of(bits_of(q) + exponent)

@@ -20,11 +20,11 @@ class Format:
     """A set of magnitudes and their codes.
 
     Attributes:
-      name: How it prints and how JSON spells it.
-      exponent_bits: Exponent bits of the code.
-      mantissa_bits: Mantissa bits of the code, M.
-      emin: Exponent of the lowest binade; steps there are 2^(emin - M).
-      max: Largest finite magnitude, g_max.
+      name: how it prints and how JSON spells it.
+      exponent_bits: exponent bits of the code.
+      mantissa_bits: mantissa bits of the code, M.
+      emin: exponent of the lowest binade; steps there are 2^(emin - M).
+      max: largest finite magnitude, g_max.
     """
 
     name: str
@@ -37,11 +37,6 @@ class Format:
     def magnitude_bits(self) -> int:
         """Bits of a code without the sign."""
         return self.exponent_bits + self.mantissa_bits
-
-    @property
-    def code_bits(self) -> int:
-        """Bits of an element's code, the sign included."""
-        return self.magnitude_bits + 1
 
     @property
     def emax(self) -> int:
@@ -95,13 +90,13 @@ SCALE_FORMATS = (F32, E4M3, UE5M3, UE5M3_FN, E8M0)
 
 
 def encode_magnitude(x: jax.Array, fmt: Format) -> jax.Array:
-    """Codes of magnitudes that are members of the format.
+    """Encodes magnitudes that are members of the format.
 
     code = (e - emin) 2^M + x 2^(M - e),  e = max(floor(log2 x), emin)
 
     Args:
-      x: Float32 members of `fmt`; NaN where the format has a NaN code.
-      fmt: Any format of at most 8 magnitude bits.
+      x: float32 members of `fmt`; NaN where the format has a NaN code.
+      fmt: any format of at most 8 magnitude bits.
 
     Returns:
       uint8 codes of the same shape.
@@ -118,7 +113,7 @@ def encode_magnitude(x: jax.Array, fmt: Format) -> jax.Array:
 
 
 def decode_magnitude(code: jax.Array, fmt: Format) -> jax.Array:
-    """Float32 magnitudes of codes; the inverse of `encode_magnitude`."""
+    """Decodes codes to float32 magnitudes: the inverse of `encode_magnitude`."""
     code = code.astype(jnp.int32)
     field = jnp.maximum(code >> fmt.mantissa_bits, 1)
     mantissa = code - ((field - 1) << fmt.mantissa_bits)
@@ -128,14 +123,14 @@ def decode_magnitude(code: jax.Array, fmt: Format) -> jax.Array:
 
 
 def encode(x: jax.Array, grid: Format) -> jax.Array:
-    """Sign-magnitude uint8 codes of signed members of a grid; -0 becomes +0."""
+    """Encodes signed members of a grid as sign-magnitude uint8; -0 becomes +0."""
     magnitude = encode_magnitude(jnp.abs(x), grid)
     sign = jnp.uint8(1 << grid.magnitude_bits)
     return jnp.where(x < 0, magnitude | sign, magnitude)
 
 
 def decode(code: jax.Array, grid: Format) -> jax.Array:
-    """Float32 values of sign-magnitude codes."""
+    """Decodes sign-magnitude codes to float32 values."""
     sign = jnp.uint8(1 << grid.magnitude_bits)
     magnitude = decode_magnitude(code & (sign - jnp.uint8(1)), grid)
     return jnp.where((code & sign) != 0, -magnitude, magnitude)

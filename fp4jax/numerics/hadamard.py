@@ -14,7 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fp4jax.numerics import blocks, random_bits
+from fp4jax.numerics import blocks, checks, random_bits
+
+_SIZES = (2, 4, 8, 16, 32, 64, 128, 256)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +26,7 @@ class FixedSigns:
     seed: int = 0
 
     def __post_init__(self):
-        if not isinstance(self.seed, int) or not 0 <= self.seed < 2**32:
+        if not checks.is_integer(self.seed) or not 0 <= self.seed < 2**32:
             raise ValueError(
                 "FixedSigns: seed must be an integer in [0, 2^32), got "
                 f"seed={self.seed!r}."
@@ -41,7 +43,7 @@ class Hadamard:
     """A random Hadamard transform.
 
     Attributes:
-      size: Length n of a run: a power of two from 2 to 256.
+      size: length n of a run: a power of two from 2 to 256.
       signs: `FixedSigns`, `PerStepSigns`, or `size` explicit signs of +1 and -1.
     """
 
@@ -50,7 +52,7 @@ class Hadamard:
 
     def __post_init__(self):
         size, signs = self.size, self.signs
-        if not isinstance(size, int) or size not in (2, 4, 8, 16, 32, 64, 128, 256):
+        if not checks.is_integer(size) or size not in _SIZES:
             raise ValueError(
                 "Hadamard: size must be an integer power of two from 2 to 256, got "
                 f"size={size!r}."
@@ -62,7 +64,8 @@ class Hadamard:
                 "Hadamard: signs must be FixedSigns, PerStepSigns or a tuple, got "
                 f"signs={signs!r}."
             )
-        if len(signs) != size or any(sign not in (-1, 1) for sign in signs):
+        are_signs = (checks.is_integer(sign) and abs(sign) == 1 for sign in signs)
+        if len(signs) != size or not all(are_signs):
             raise ValueError(
                 f"Hadamard: signs must be {size} values of +1 and -1, got "
                 f"signs={signs}."
@@ -79,12 +82,12 @@ NVFP4_SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 
 
 def sign_vector(hadamard: Hadamard, key: jax.Array | None, stream: int) -> jax.Array:
-    """The float32 signs eps of a transform, [size].
+    """Returns the float32 signs eps of a transform, [size].
 
     Args:
-      hadamard: The transform.
-      key: The call's key; read by `PerStepSigns` only.
-      stream: Stream of the key; both operands of a GEMM must name the same.
+      hadamard: the transform.
+      key: the call's key; read by `PerStepSigns` only.
+      stream: stream of the key; both operands of a GEMM must name the same.
     """
     signs = hadamard.signs
     if isinstance(signs, tuple):
@@ -100,15 +103,16 @@ def sign_vector(hadamard: Hadamard, key: jax.Array | None, stream: int) -> jax.A
 
 
 def rotate(x: jax.Array, signs: jax.Array, axis: int) -> jax.Array:
-    """x H' along an axis whose size is a multiple of n.
+    """Returns x H' along an axis whose size is a multiple of n.
 
     Args:
-      x: Float array. From bfloat16, n products of +-1 are summed in float32, in any
-        order: the sum is exact unless a run spans more than 2^12. From float32 and
-        float16 the order is that of the butterflies (a, b) -> (a + b, a - b) at
-        distances 1, 2, 4, ..., n/2, so that all backends agree.
-      signs: Float32 [n].
-      axis: The contraction axis.
+      x: float32, bfloat16 or float16 array. From bfloat16, n products of +-1 are
+        summed in float32, in any order: sums are exact unless the nonzero magnitudes
+        of a run span more than 2^16 / n. From float32 and float16 the order is that of
+        the butterflies (a, b) -> (a + b, a - b) at distances 1, 2, 4, ..., n/2, so that
+        all backends agree.
+      signs: float32 [n].
+      axis: the contraction axis.
 
     Returns:
       Float32 array of the same shape.
@@ -123,7 +127,7 @@ def rotate(x: jax.Array, signs: jax.Array, axis: int) -> jax.Array:
 
 
 def rotate_back(x: jax.Array, signs: jax.Array, axis: int) -> jax.Array:
-    """x H'^T, the inverse of `rotate`, of a float32 array."""
+    """Returns x H'^T, the inverse of `rotate`, of a float32 array."""
     axis = axis % x.ndim
     runs = blocks.split_axis(x, axis, signs.size)
     runs = _scaled(_butterflies(runs, axis + 1), signs.size)
@@ -131,7 +135,7 @@ def rotate_back(x: jax.Array, signs: jax.Array, axis: int) -> jax.Array:
 
 
 def matrix(size: int) -> np.ndarray:
-    """Sylvester's H_n, int8 entries +-1, not normalised."""
+    """Returns Sylvester's H_n, int8 entries +-1, not normalized."""
     h = np.ones((1, 1), np.int8)
     while h.shape[0] < size:
         h = np.block([[h, h], [h, -h]])

@@ -23,14 +23,14 @@ class QTensor:
     Attributes:
       codes: uint8, one sign-magnitude code an element, in the axis order of the array;
         the contraction axis is padded to whole blocks and rotation runs.
-      scales: Float32 block scales, exact members of their format; the blocked axes hold
+      scales: float32 block scales, exact members of their format; the blocked axes hold
         one entry a block.
-      tensor_scale: Float32 scalar 1 / s_enc, or None.
-      signs: Float32 signs of the rotation, or None.
-      quantizer: What made it.
-      axis: The contraction axis.
-      other: The second blocked axis of square blocks, or None.
-      shape: Of the array.
+      tensor_scale: float32 scalar 1 / s_enc, or None.
+      signs: float32 signs of the rotation, or None.
+      quantizer: what made it.
+      axis: the contraction axis.
+      other: the second blocked axis of square blocks, or None.
+      shape: of the array.
       dtype: Of the array.
     """
 
@@ -59,27 +59,33 @@ def quantize(
 
     codes = round(H(x) inv),  inv = 1 / scale,  scale = cast(amax_block / g_max)
 
-    The bits are the same for every device, mesh and tracing. A block with a NaN or an
+    The bits are the same for every device, mesh and tracing, with one exception: under
+    a rotation of size n, where the nonzero magnitudes of a run of bfloat16 `x` span
+    more than 2^16 / n, float32 sums depend on their order. A block with a NaN or an
     infinity becomes NaN as a whole; with a tensor scale, the tensor does. Gradients do
     not flow; see `fake_quant`.
 
     Args:
-      x: Float32, bfloat16 or float16 array; zero-padded to whole blocks.
-      quantizer: Grid, block, scale, rounding and rotation.
-      axis: The contraction axis, along which blocks run.
-      other: The second axis of square blocks; may be left out for a matrix.
-      key: PRNG key of stochastic rounding and of signs drawn for each step. Under
-        `jax.vmap` an unbatched key gives every lane the same noise.
-      amax: Float32 scalar that stands in for the amax of the (rotated) tensor.
-      site: Which stream of the key to draw from.
+      x: [*b, k] for the default `axis`, float32, bfloat16 or float16; k is zero-padded
+        to whole blocks and rotation runs.
+      quantizer: grid, block, scale, rounding and rotation.
+      axis: the contraction axis, along which blocks run.
+      other: the second axis of square blocks; may be left out for a matrix.
+      key: Threefry key of stochastic rounding and of signs drawn for each step, typed
+        or raw uint32[2]. Under `jax.vmap` an unbatched key gives every lane the same
+        noise.
+      amax: float32 [] that stands in for the amax of the (rotated) tensor.
+      site: which stream of the key to draw from.
 
     Returns:
-      The quantized tensor.
+      QTensor: codes [*b, k padded], scales [*b, ceil(k / block)] for rows, and with a
+      two-level scale the tensor scale [].
 
     Raises:
-      ValueError: A quantizer that draws without a key; an axis out of range or missing;
-        `other` or `amax` where they mean nothing.
-      TypeError: An array that is not of a supported float type.
+      ValueError: a quantizer that draws without a key; several keys; an axis out of
+        range or missing; `other` or `amax` where they mean nothing.
+      TypeError: an array that is not of a supported float type; a key that is none, or
+        of another implementation than Threefry.
 
     Example:
       >>> import jax.numpy as jnp
@@ -89,9 +95,6 @@ def quantize(
       ([1, 2, 12, 7], [1.0])
       >>> dequantize(q).tolist()
       [0.5, 1.0, -2.0, 6.0]
-
-    References:
-      OCP Microscaling Formats v1.0.
     """
     x = jnp.asarray(x)
     parts = quantize_blocks(
@@ -112,7 +115,7 @@ def quantize(
 
 
 def operand(q: QTensor, dtype: jax.typing.DTypeLike = jnp.bfloat16) -> jax.Array:
-    """The input of the GEMM: rotated and padded along the contraction axis.
+    """Returns the input of the GEMM: rotated and padded along the contraction axis.
 
     operand = decode(codes) scales
 
@@ -121,14 +124,21 @@ def operand(q: QTensor, dtype: jax.typing.DTypeLike = jnp.bfloat16) -> jax.Array
     the GEMM.
 
     Args:
-      q: A quantized tensor.
+      q: a quantized tensor.
       dtype: bfloat16 or float32.
 
     Returns:
       Array of `dtype`, of the shape of `q.codes`.
 
     Raises:
-      TypeError: Another dtype.
+      TypeError: another dtype.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fp4jax.numerics import E2M1, Quantizer
+      >>> q = quantize(jnp.array([0.3, 1.0, -2.4]), Quantizer(E2M1, block=4))
+      >>> operand(q).shape, operand(q).dtype  # padded
+      ((4,), dtype(bfloat16))
     """
     if dtype not in (jnp.bfloat16, jnp.float32):
         raise TypeError(
@@ -138,7 +148,7 @@ def operand(q: QTensor, dtype: jax.typing.DTypeLike = jnp.bfloat16) -> jax.Array
 
 
 def dequantize(q: QTensor) -> jax.Array:
-    """Values comparable with the array that was quantized.
+    """Decodes a quantized tensor to values comparable with the array it was made of.
 
     x_dq = H'^T(decode(codes) scales) tensor_scale
 
@@ -146,10 +156,17 @@ def dequantize(q: QTensor) -> jax.Array:
     sums may differ in the last place.
 
     Args:
-      q: A quantized tensor.
+      q: a quantized tensor.
 
     Returns:
       Array of the original shape and dtype, the rotation and the padding undone.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from fp4jax.numerics import UNIFORM, Quantizer
+      >>> q = quantize(jnp.array([-7.0, 0.4, 2.6]), Quantizer(UNIFORM, block=4))
+      >>> dequantize(q).tolist()
+      [-7.0, 0.0, 3.0]
     """
     x = _blocks(q).operand(jnp.float32)
     # A rounded product that enters a sum may be contracted with it, so this one waits.
@@ -174,10 +191,30 @@ def fake_quant(
 
     x_dq = dequantize(quantize(x)),  d x_dq / d x = 1
 
-    Args, errors: as for `quantize`.
+    Args:
+      x: float32, bfloat16 or float16 array.
+      quantizer: grid, block, scale, rounding and rotation.
+      axis: the contraction axis, along which blocks run.
+      other: the second axis of square blocks; may be left out for a matrix.
+      key: Threefry key, typed or raw uint32[2], for quantizers that draw.
+      amax: float32 [] that stands in for the amax of the (rotated) tensor.
+      site: which stream of the key to draw from.
 
     Returns:
       Array of the shape and dtype of `x`.
+
+    Raises:
+      ValueError: as `quantize`: a missing key, several keys, or axes or an `amax` that
+        cannot be honored.
+      TypeError: as `quantize`: the type of `x` or of `key`.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> from fp4jax.numerics import E2M1, Quantizer
+      >>> f = lambda x: fake_quant(x, Quantizer(E2M1, block=4))
+      >>> x = jnp.array([0.3, 1.0, -2.4, 6.0])
+      >>> f(x).tolist(), jax.grad(lambda x: f(x).sum())(x).tolist()
+      ([0.5, 1.0, -2.0, 6.0], [1.0, 1.0, 1.0, 1.0])
     """
     x = jnp.asarray(x)
     q = quantize(x, quantizer, axis=axis, other=other, key=key, amax=amax, site=site)

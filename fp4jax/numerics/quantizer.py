@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from fp4jax.numerics import checks
 from fp4jax.numerics.formats import GRIDS, Format
 from fp4jax.numerics.hadamard import Hadamard
 from fp4jax.numerics.rounding import NEAREST, Nearest, Rounding, Stochastic
@@ -15,14 +16,14 @@ class Quantizer:
     q = round(H(x) inv),  operand = q scale
 
     Attributes:
-      grid: Element grid: `E2M1`, `UNIFORM`, `INT2`, `E4M3` or `E5M2`.
-      block: Elements that share a scale: B in a row along the contraction axis, or
+      grid: element grid: `E2M1`, `UNIFORM`, `INT2`, `E4M3` or `E5M2`.
+      block: elements that share a scale: B in a row along the contraction axis, or
         (B, B) for squares.
-      scale: Format and rule of the block scale.
+      scale: format and rule of the block scale.
       tensor_scale: `Fresh(target)` for a second, float32 level over the block scales;
         only with a block scale of 3 mantissa bits.
       rounding: `NEAREST` or `Stochastic()`.
-      rotation: A `Hadamard` applied along the contraction axis before; not with
+      rotation: a `Hadamard` applied along the contraction axis before; not with
         square blocks, whose scales would no longer survive a transposition.
     """
 
@@ -71,10 +72,10 @@ class Quantizer:
             )
 
     def _check_block(self) -> None:
-        block = size = self.block
-        if isinstance(block, tuple) and len(block) == 2 and block[0] == block[1]:
-            size = block[0]
-        if not isinstance(size, int) or size < 1:
+        block = self.block
+        sizes = block if isinstance(block, tuple) and len(block) == 2 else (block,)
+        positive = all(checks.is_integer(size) and size >= 1 for size in sizes)
+        if not positive or len(set(sizes)) > 1:
             raise ValueError(
                 "Quantizer: block must be an integer B >= 1 or a square (B, B), got "
                 f"block={block!r}."
@@ -82,7 +83,7 @@ class Quantizer:
         if self.is_square and self.rotation is not None:
             raise ValueError(
                 "Quantizer: rotation must be None with square blocks, got "
-                f"rotation={self.rotation}, block={block}. Use block={size}."
+                f"rotation={self.rotation}, block={block}. Use block={sizes[0]}."
             )
 
     @property

@@ -20,11 +20,11 @@ _MESSAGE_BYTES = 16
 
 
 def key_words(key: jax.Array, stream: int) -> tuple[jax.Array, jax.Array]:
-    """Two uint32 words that name one stream of a key: those of the folded key.
+    """Returns two uint32 words that name one stream of a key: the folded key's.
 
     Args:
-      key: One PRNG key, typed or raw.
-      stream: Which of the key's independent streams.
+      key: one Threefry key, typed or raw.
+      stream: which of the key's independent streams.
     """
     words = jax.random.key_data(jax.random.fold_in(key, stream))
     return words[0], words[1]
@@ -33,10 +33,10 @@ def key_words(key: jax.Array, stream: int) -> tuple[jax.Array, jax.Array]:
 def uniform16(
     words: tuple[jax.Array, jax.Array], row: jax.Array, column: jax.Array
 ) -> jax.Array:
-    """Uniform uint32 in [0, 2^16) at each position.
+    """Returns uniform uint32 in [0, 2^16) at each position.
 
     Args:
-      words: From `key_words`.
+      words: from `key_words`.
       row: uint32 row of each element, broadcastable against `column`.
       column: uint32 column of each element.
     """

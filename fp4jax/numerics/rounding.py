@@ -32,12 +32,12 @@ Rounding = Nearest | Stochastic
 
 
 def round_nearest(t: jax.Array, fmt: Format) -> jax.Array:
-    """The member of `fmt` nearest to a magnitude, ties to the even code.
+    """Rounds magnitudes to the nearest members of `fmt`, ties to the even code.
 
     Args:
-      t: Float32 magnitudes >= 0; beyond the format's largest they saturate, and a NaN
+      t: float32 magnitudes >= 0; beyond the format's largest they saturate, and a NaN
         gives the largest too (the scale must carry it).
-      fmt: The format.
+      fmt: the format.
 
     Returns:
       Float32 members of the format.
@@ -47,14 +47,14 @@ def round_nearest(t: jax.Array, fmt: Format) -> jax.Array:
 
 
 def round_stochastic(t: jax.Array, bits: jax.Array, fmt: Format) -> jax.Array:
-    """One of the two members of `fmt` around a magnitude, unbiased.
+    """Rounds magnitudes to one of the two members of `fmt` around them, unbiased.
 
     i = floor(t / step 2^16),  result = ((i + bits) >> 16) step
 
     Args:
-      t: Float32 magnitudes >= 0, as for `round_nearest`.
+      t: float32 magnitudes >= 0, as for `round_nearest`.
       bits: uint32 uniform in [0, 2^16).
-      fmt: The format.
+      fmt: the format.
 
     Returns:
       Float32 members of the format.
@@ -65,7 +65,7 @@ def round_stochastic(t: jax.Array, bits: jax.Array, fmt: Format) -> jax.Array:
 
 
 def _saturate(t: jax.Array, fmt: Format):
-    """Magnitudes clamped to the format, the step around each, and its reciprocal."""
+    """Clamps magnitudes; returns them, the step around each, and its reciprocal."""
     t = jnp.where(t < fmt.max, t, jnp.float32(fmt.max))
     if fmt.is_uniform:
         step = np.float32(2.0 ** (fmt.emin - fmt.mantissa_bits))

@@ -1,6 +1,7 @@
 """Block scales: from the largest magnitude of a block to a scale and its reciprocal."""
 
 import dataclasses
+import math
 from typing import Literal, get_args
 
 import jax
@@ -34,11 +35,11 @@ class Scale:
 
     Attributes:
       format: `F32`, `E4M3`, `UE5M3`, `UE5M3_FN` or `E8M0`.
-      rule: For `E8M0` only, how the power of two is chosen: "floor" is
+      rule: for `E8M0` only, how the power of two is chosen: "floor" is
         2^(floor(log2 amax) - emax) of OCP MX 1.0, "truncation_free"
         2^ceil(log2(amax / g_max)), "even" the floor of an amax first rounded to the
         element's mantissa. Default "truncation_free".
-      pad: For formats of 3 mantissa bits, whether g_max is divided by 17/16 when the
+      pad: for formats of 3 mantissa bits, whether g_max is divided by 17/16 when the
         scale is computed, so that a scale rounded down never lets an element overshoot
         the grid, which would bias stochastic rounding. None means: where the
         quantizer rounds stochastically.
@@ -95,27 +96,28 @@ class Fresh:
     s_enc = g_max target / amax_tensor
 
     Attributes:
-      target: Block-scale code that the largest block of the tensor gets: from 16 to the
+      target: block-scale code that the largest block of the tensor gets: from 16 to the
         largest of the block-scale format.
     """
 
     target: float = 448.0
 
     def __post_init__(self):
-        if not isinstance(self.target, float | int) or not self.target >= 16:
+        is_number = isinstance(self.target, float | int)
+        if not is_number or not 16 <= self.target < math.inf:
             raise ValueError(
-                "Fresh: target must be a number of at least 16, got "
+                "Fresh: target must be a finite number of at least 16, got "
                 f"target={self.target!r}."
             )
 
 
 def tensor_factor(amax: jax.Array, tensor_scale: Fresh, grid: Format) -> jax.Array:
-    """The factor s_enc that brings a tensor's blocks into the range of their scales.
+    """Returns the factor s_enc that brings a tensor's block scales into their range.
 
     Args:
-      amax: Float32 scalar, the amax of the whole tensor.
-      tensor_scale: The rule.
-      grid: The element grid.
+      amax: float32 scalar, the amax of the whole tensor.
+      tensor_scale: the rule.
+      grid: the element grid.
 
     Returns:
       Float32 scalar; 1 where amax is 0 or below 2^-90, NaN where it is not finite.
@@ -134,15 +136,15 @@ def block_scale(
     pad: bool = False,
     factor: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """The scale of each block and the number its elements are multiplied by.
+    """Returns the scale of each block and the number its elements are multiplied by.
 
     scale = round(amax / g_max factor),  inv = 1 / (scale / factor)
 
     Args:
-      amax: Float32 amax of each block, >= 0; not finite gives a NaN scale.
-      scale: The scale's format and rule.
-      grid: The element grid.
-      pad: Whether g_max is divided by 17/16.
+      amax: float32 amax of each block, >= 0; not finite gives a NaN scale.
+      scale: the scale's format and rule.
+      grid: the element grid.
+      pad: whether g_max is divided by 17/16.
       factor: s_enc of a two-level scale, from `tensor_factor`; None means 1.
 
     Returns:
@@ -169,7 +171,7 @@ def block_scale(
 
 
 def _reciprocal_or_zero(scale: jax.Array) -> jax.Array:
-    """1/scale; 0 of zero and of subnormals, whose reciprocal may overflow."""
+    """Returns 1/scale; 0 of zero and of subnormals, whose reciprocal may overflow."""
     is_normal = scale >= jnp.finfo(jnp.float32).tiny
     inverse = exact.divide(1.0, jnp.where(is_normal, scale, 1))
     return jnp.where(is_normal, inverse, 0)
@@ -190,6 +192,6 @@ def _power_of_two(amax: jax.Array, rule: Rule | None, grid: Format):
 
 
 def _exponent_range(grid: Format) -> tuple[int, int]:
-    """Exponents for which every code times the scale is normal and finite in BF16."""
+    """Returns the exponents that keep code times scale normal and finite in BF16."""
     low = -126 - (grid.emin - grid.mantissa_bits)
     return max(low, -125), min(127 - grid.emax, 125)

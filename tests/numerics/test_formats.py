@@ -24,22 +24,23 @@ decode = jax.jit(formats.decode, static_argnums=1)
 
 
 @pytest.mark.parametrize(
-    ("fmt", "code_bits", "emax", "nan_code"),
+    ("fmt", "magnitude_bits", "emax", "nan_code"),
     [
-        (E2M1, 4, 2, None),
-        (UNIFORM, 4, 2, None),
-        (INT2, 2, 2, None),
-        (E4M3, 8, 8, 0x7F),
-        (E5M2, 8, 15, 0x7F),
-        (UE5M3, 9, 15, 0xFF),
-        (UE5M3_FN, 9, 16, 0xFF),
-        (E8M0, 9, 127, 0xFF),
-        (F32, 32, 127, 2**31 - 1),
+        (E2M1, 3, 2, None),
+        (UNIFORM, 3, 2, None),
+        (INT2, 1, 2, None),
+        (E4M3, 7, 8, 0x7F),
+        (E5M2, 7, 15, 0x7F),
+        (UE5M3, 8, 15, 0xFF),
+        (UE5M3_FN, 8, 16, 0xFF),
+        (E8M0, 8, 127, 0xFF),
+        (F32, 31, 127, 2**31 - 1),
     ],
     ids=repr,
 )
-def test_properties(fmt, code_bits, emax, nan_code):
-    assert (fmt.code_bits, fmt.emax, fmt.nan_code) == (code_bits, emax, nan_code)
+def test_properties(fmt, magnitude_bits, emax, nan_code):
+    assert fmt.magnitude_bits == magnitude_bits
+    assert (fmt.emax, fmt.nan_code) == (emax, nan_code)
     assert fmt.is_uniform == (fmt in (UNIFORM, INT2))
     assert repr(fmt) == fmt.name
 

@@ -193,7 +193,7 @@ DTYPES = (jnp.bfloat16, jnp.float32)
 
 def every_code_and_scale(grid, fmt):
     """A QTensor of all codes in a row under every scale, and its values in float64."""
-    codes = np.arange(1 << grid.code_bits, dtype=np.uint8)
+    codes = np.arange(2 << grid.magnitude_bits, dtype=np.uint8)
     codes = codes[(codes & (1 << grid.magnitude_bits) - 1) < len(grid.magnitudes)]
     scales = np.float32(fmt.magnitudes)[:, None]
     if fmt == E8M0:

@@ -140,6 +140,16 @@ INVALID = {
         ValueError,
         r"Hadamard: signs must be 4 values of \+1 and -1, got signs=\(1, 1, -1\)",
     ),
+    "signs-float": (
+        lambda: Hadamard(2, (1.0, -1)),
+        ValueError,
+        r"Hadamard: signs must be 2 values of \+1 and -1, got signs=\(1.0, -1\)",
+    ),
+    "signs-bool": (
+        lambda: Hadamard(2, (True, -1)),
+        ValueError,
+        r"Hadamard: signs must be 2 values of \+1 and -1, got signs=\(True, -1\)",
+    ),
     "signs-zero": (
         lambda: Hadamard(4, (1, 0, -1, 1)),
         ValueError,
@@ -164,22 +174,24 @@ BAD_VALUES = [
             (8,),
             (8, 8, 8),
             (8.0,) * 2,
+            True,
+            (1, True),
         ),
     ),
     (
         Fresh,
-        "Fresh: target must be a number of at least 16, got target=",
-        (15.9, 0, -448.0, float("nan"), "448", None),
+        "Fresh: target must be a finite number of at least 16, got target=",
+        (15.9, 0, -448.0, float("nan"), float("inf"), "448", None, True),
     ),
     (
         Hadamard,
         "Hadamard: size must be an integer power of two from 2 to 256, got size=",
-        (0, 1, 3, 24, 512, -16, 16.0, "16", None),
+        (0, 1, 3, 24, 512, -16, 16.0, "16", None, True),
     ),
     (
         FixedSigns,
         r"FixedSigns: seed must be an integer in \[0, 2\^32\), got seed=",
-        (-1, 2**32, 1.0, "0", None),
+        (-1, 2**32, 1.0, "0", None, True),
     ),
 ]
 
