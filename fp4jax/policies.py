@@ -22,26 +22,38 @@ class HasLayers(Protocol):
 
 
 def bf16(config: HasLayers) -> Policy:
-    """Nothing quantized."""
+    """Returns the policy that quantizes nothing."""
     del config
     return Policy(recipes.bf16())
 
 
 def e2m1_ref(config: HasLayers) -> Policy:
-    """`recipes.e2m1_ref` in every block."""
+    """Returns `recipes.e2m1_ref` in every block."""
     del config
     return Policy(recipes.e2m1_ref())
 
 
 def ufp4(config: HasLayers) -> Policy:
-    """`recipes.ufp4` in every block."""
+    """Returns `recipes.ufp4` in every block."""
     del config
     return Policy(recipes.ufp4())
 
 
 def nvfp4(config: HasLayers) -> Policy:
-    """`recipes.nvfp4`, but the last 15% of the blocks, at least one, in BF16."""
+    """Returns `recipes.nvfp4`, but the last 15% of the blocks, at least one, in BF16.
+
+    Args:
+      config: a model of at least 2 layers.
+
+    Raises:
+      ValueError: a model of fewer layers, of which none would be quantized.
+    """
     blocks = config.num_layers
+    if blocks < 2:
+        raise ValueError(
+            "nvfp4: num_layers must be at least 2, or nothing is quantized, got "
+            f"num_layers={blocks}. Use recipes.nvfp4() for a policy of one recipe."
+        )
     kept = max(1, round(0.15 * blocks))
     last = range(blocks - kept, blocks)
     rules = tuple(Rule(f"blocks/{i}/*", recipes.bf16()) for i in last)
@@ -49,7 +61,7 @@ def nvfp4(config: HasLayers) -> Policy:
 
 
 def int2(config: HasLayers) -> Policy:
-    """`recipes.int2` in every block: the control."""
+    """Returns `recipes.int2` in every block: the control."""
     del config
     return Policy(recipes.int2())
 

@@ -4,5 +4,5 @@ from fp4jax.recipes.recipe import Recipe
 
 
 def bf16() -> Recipe:
-    """Operands cast to bfloat16, float32 sums, nothing quantized."""
+    """Returns the recipe that quantizes nothing: bfloat16 operands, float32 sums."""
     return Recipe()

@@ -7,7 +7,7 @@ from fp4jax.recipes.recipe import Dgrad, Fprop, Recipe, Wgrad
 
 
 def e2m1_ref(scale: Scale = Scale(), *, seed: int = 0) -> Recipe:
-    """E2M1 elements, one scale for 16, a Hadamard transform on wgrad only.
+    """Returns E2M1 elements, one scale for 16, a Hadamard transform on wgrad only.
 
     ====== ========================= =========================
     GEMM   first operand             second operand
@@ -18,11 +18,15 @@ def e2m1_ref(scale: Scale = Scale(), *, seed: int = 0) -> Recipe:
     ====== ========================= =========================
 
     Args:
-      scale: Block scale; published with float32.
-      seed: Of the sign vector.
+      scale: block scale; published with float32.
+      seed: of the sign vector, an integer in [0, 2^32).
 
-    References:
-      arXiv 2606.20381, whose own baseline this is.
+    Returns:
+      The recipe.
+
+    Raises:
+      ValueError: a seed out of range.
+    References: arXiv 2606.20381, whose own baseline this is.
     """
     plain = Quantizer(E2M1, block=16, scale=scale)
     rotated = dataclasses.replace(plain, rotation=Hadamard(16, FixedSigns(seed)))

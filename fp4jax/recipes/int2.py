@@ -7,7 +7,7 @@ from fp4jax.recipes.recipe import Dgrad, Fprop, Recipe, Wgrad
 
 
 def int2() -> Recipe:
-    """Elements of {-1, 0, 1} times a float32 scale for 16, SR on dy.
+    """Returns elements of {-1, 0, 1} times a float32 scale for 16, SR on dy.
 
     Not a recipe to train with: a comparison in which it does not lose plainly is one
     whose quantization did nothing.

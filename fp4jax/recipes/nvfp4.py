@@ -16,7 +16,7 @@ from fp4jax.recipes.recipe import Dgrad, Fprop, Recipe, Wgrad
 
 
 def nvfp4() -> Recipe:
-    """E2M1 elements, E4M3 block scales, a float32 tensor scale.
+    """Returns E2M1 elements, E4M3 block scales, a float32 tensor scale.
 
     ====== =============================== ===============================
     GEMM   first operand                   second operand
@@ -30,8 +30,7 @@ def nvfp4() -> Recipe:
     of stochastically rounded operands are not padded. The last blocks of a model stay
     in high precision: `policies.nvfp4`.
 
-    References:
-      arXiv 2509.25149; NVIDIA Transformer Engine's NVFP4BlockScaling.
+    References: arXiv 2509.25149; NVIDIA Transformer Engine's NVFP4BlockScaling.
     """
     scale = Scale(E4M3, pad=False)
     row = Quantizer(E2M1, block=16, scale=scale, tensor_scale=Fresh())

@@ -61,7 +61,7 @@ class Recipe:
       fprop: y = x w.
       dgrad: dx = dy w^T.
       wgrad: dw = x^T dy.
-      compute: Type in which operands enter the GEMM: "bf16", exact for 4-bit codes
+      compute: type in which operands enter the GEMM: "bf16", exact for 4-bit codes
         under every block scale but F32, or "f32", exact for all and slower. Sums are
         float32 in both.
     """
@@ -86,7 +86,7 @@ class Recipe:
 
     @property
     def sites(self) -> dict[Site, Quantizer | None]:
-        """The quantizer of each site."""
+        """Returns the quantizer of each site, None where it is not quantized."""
         return {
             Site.FPROP_X: self.fprop.x,
             Site.FPROP_W: self.fprop.w,
@@ -97,6 +97,6 @@ class Recipe:
         }
 
     def draws(self, *sites: Site) -> bool:
-        """Whether any of some sites, by default of all, needs a key."""
+        """Returns whether any of some sites, by default of all, needs a key."""
         quantizers = (self.sites[site] for site in sites or Site)
         return any(q is not None and q.draws for q in quantizers)

@@ -29,11 +29,25 @@ _KINDS = {
 }
 
 
+_NO_DEFAULT = dataclasses.MISSING
+
+
 def to_json(value: Any) -> Any:
-    """A recipe value as what `json.dumps` takes.
+    """Converts a recipe value to what `json.dumps` takes.
 
     A dataclass becomes a dict of its fields with its name under "type", a format the
     dict {"format": name}; `from_json(to_json(value)) == value`.
+
+    Args:
+      value: a recipe, a policy, or a part of one.
+
+    Returns:
+      Dicts, lists, strings, numbers, booleans and None.
+
+    Example:
+      >>> from fp4jax.numerics import Fresh
+      >>> to_json(Fresh(448.0))
+      {'type': 'Fresh', 'target': 448.0}
     """
     if isinstance(value, formats.Format):
         return {"format": value.name}
@@ -47,10 +61,17 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(data: Any) -> Any:
-    """The recipe value of `to_json`'s result.
+    """Converts the result of `to_json` back to the recipe value.
+
+    Args:
+      data: what `json.loads` returns.
+
+    Returns:
+      The recipe, policy, or part of one.
 
     Raises:
-      ValueError: An unknown type, format or field.
+      ValueError: an unknown type or format; an unknown or a missing field.
+      TypeError: a field of the wrong type, as from the constructor of its value.
     """
     if isinstance(data, list):
         return tuple(from_json(x) for x in data)
@@ -61,16 +82,22 @@ def from_json(data: Any) -> Any:
     fields = dict(data)
     kind = _look_up(_KINDS, fields.pop("type", None), "type")
     allowed = [f.name for f in dataclasses.fields(kind)]
+    needed = {f.name for f in dataclasses.fields(kind) if f.default is _NO_DEFAULT}
     if unknown := sorted(set(fields) - set(allowed)):
         raise ValueError(
             f"from_json: fields of {kind.__name__} must be among {allowed}, got "
             f"{unknown}."
         )
+    if missing := sorted(needed - set(fields)):
+        raise ValueError(
+            f"from_json: fields of {kind.__name__} must include {sorted(needed)}, got "
+            f"{sorted(fields)}. Add {missing}."
+        )
     return kind(**{name: from_json(x) for name, x in fields.items()})
 
 
 def _look_up(table: dict[str, Any], name: Any, what: str) -> Any:
-    if name not in table:
+    if not isinstance(name, str) or name not in table:
         raise ValueError(
             f"from_json: {what} must be one of {sorted(table)}, got {what}={name!r}."
         )

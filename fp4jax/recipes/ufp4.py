@@ -2,12 +2,20 @@
 
 import dataclasses
 
-from fp4jax.numerics import UNIFORM, FixedSigns, Hadamard, Quantizer, Scale, Stochastic
+from fp4jax.numerics import (
+    UNIFORM,
+    FixedSigns,
+    Hadamard,
+    Quantizer,
+    Scale,
+    Stochastic,
+    checks,
+)
 from fp4jax.recipes.recipe import Dgrad, Fprop, Recipe, Wgrad
 
 
 def ufp4(scale: Scale = Scale(), *, seed: int = 0) -> Recipe:
-    """The uniform recipe: E1M2 (INT4) elements, one scale for 16.
+    """Returns the uniform recipe: E1M2 (INT4) elements, one scale for 16.
 
     ====== ========================= =========================
     GEMM   first operand             second operand
@@ -22,12 +30,21 @@ def ufp4(scale: Scale = Scale(), *, seed: int = 0) -> Recipe:
     signs are drawn; here each GEMM has one fixed vector.
 
     Args:
-      scale: Block scale; published with float32.
-      seed: Of the sign vectors.
+      scale: block scale; published with float32.
+      seed: of the sign vectors, an integer in [0, 2^32 - 2): fprop takes it, dgrad and
+        wgrad the next two.
 
-    References:
-      arXiv 2606.20381.
+    Returns:
+      The recipe.
+
+    Raises:
+      ValueError: a seed out of range.
+    References: arXiv 2606.20381.
     """
+    if not checks.is_integer(seed) or not 0 <= seed < 2**32 - 2:
+        raise ValueError(
+            f"ufp4: seed must be an integer in [0, 2^32 - 2), got seed={seed!r}."
+        )
     quantizer = Quantizer(UNIFORM, block=16, scale=scale)
     fprop, dgrad, wgrad = (
         dataclasses.replace(quantizer, rotation=Hadamard(16, FixedSigns(seed + gemm)))

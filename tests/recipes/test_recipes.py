@@ -99,13 +99,30 @@ def test_json_round_trip_of_every_part():
     "data, message",
     [
         ({"type": "Recip"}, "type must be one of .*'Recipe'.*got type='Recip'"),
+        ({"target": 448.0}, "type must be one of .*'Recipe'.*got type=None"),
+        ({"type": ["Recipe"]}, r"type must be one of .*got type=\['Recipe'\]"),
+        ({"type": 1}, "type must be one of .*got type=1"),
         ({"format": "E3M0"}, "format must be one of .*'E2M1'.*got format='E3M0'"),
+        ({"format": []}, r"format must be one of .*'E2M1'.*got format=\[\]"),
         ({"type": "Fresh", "targt": 448}, r"Fresh must be among \['target'\].*targt"),
+        (
+            {"type": "Rule", "pattern": "*"},
+            r"Rule must include \['pattern', 'recipe'\], got \['pattern'\]. Add \['rec",
+        ),
     ],
-    ids=["type", "format", "field"],
+    ids=[
+        "type",
+        "type-missing",
+        "type-list",
+        "type-number",
+        "format",
+        "format-list",
+        "field",
+        "field-missing",
+    ],
 )
 def test_unknown_json_raises(data, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"^from_json: .*{message}"):
         recipes.from_json(data)
 
 
@@ -123,14 +140,39 @@ def test_both_operands_of_a_gemm_have_one_rotation():
         recipes.Fprop(x=rotated)
 
 
+POLICY_FIELDS = {
+    "pattern": (
+        lambda: recipes.Rule(3, recipes.bf16()),
+        "Rule: pattern must be a str, got 3",
+    ),
+    "rule-recipe": (
+        lambda: recipes.Rule("*", "bf16"),
+        "Rule: recipe must be a Recipe, got 'bf16'",
+    ),
+    "default": (
+        lambda: recipes.Policy(None),
+        "Policy: default must be a Recipe, got None",
+    ),
+    "rules-list": (
+        lambda: recipes.Policy(recipes.bf16(), []),
+        r"Policy: rules must be a tuple, got \[\]",
+    ),
+    "rule-of-rules": (
+        lambda: recipes.Policy(recipes.bf16(), ("blocks/*",)),
+        r"Policy: rules\[0\] must be a Rule, got 'blocks/\*'",
+    ),
+}
+
+
 @pytest.mark.parametrize(
     "make, error, message",
     [
         (lambda: recipes.Recipe(compute="int8"), ValueError, "compute must be.*'int8'"),
         (lambda: recipes.Recipe(recipes.Dgrad()), TypeError, "fprop must be a Fprop"),
         (lambda: recipes.Fprop(x="E2M1"), TypeError, "operands must be Quantizer"),
+        *((make, TypeError, message) for make, message in POLICY_FIELDS.values()),
     ],
-    ids=["compute", "gemm", "quantizer"],
+    ids=["compute", "gemm", "quantizer", *POLICY_FIELDS],
 )
 def test_bad_fields_raise(make, error, message):
     with pytest.raises(error, match=message):
@@ -141,13 +183,28 @@ def model(num_layers):
     return types.SimpleNamespace(num_layers=num_layers)
 
 
-@pytest.mark.parametrize("layers, kept", [(1, 1), (4, 1), (10, 2), (52, 8), (62, 9)])
+@pytest.mark.parametrize("layers, kept", [(2, 1), (4, 1), (10, 2), (52, 8), (62, 9)])
 def test_nvfp4_policy_keeps_the_last_blocks(layers, kept):
     policy = policies.nvfp4(model(layers))
     high = [
         policy.recipe(f"blocks/{i}/mlp/up") == recipes.bf16() for i in range(layers)
     ]
     assert high == [False] * (layers - kept) + [True] * kept
+
+
+@pytest.mark.parametrize("layers", [0, 1])
+def test_nvfp4_policy_refuses_models_of_which_nothing_is_left(layers):
+    message = f"^nvfp4: num_layers must be at least 2, .*, got num_layers={layers}. Use"
+    with pytest.raises(ValueError, match=message):
+        policies.nvfp4(model(layers))
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32 - 2, 1.0, "0", True, None])
+def test_ufp4_refuses_seeds_of_which_one_is_out_of_range(seed):
+    message = r"^ufp4: seed must be an integer in \[0, 2\^32 - 2\), got seed="
+    with pytest.raises(ValueError, match=message):
+        recipes.ufp4(seed=seed)
+    recipes.ufp4(seed=2**32 - 3)
 
 
 @pytest.mark.parametrize("name", policies.PRESETS)
@@ -168,7 +225,16 @@ def test_the_first_matching_rule_wins():
     assert policy.recipe("blocks/11/mlp/up") == recipes.nvfp4()
 
 
-def test_a_rule_that_matches_nothing_raises():
+def test_a_rule_that_matches_nothing_raises_with_the_layers_of_one_block():
     policy = recipes.Policy(recipes.ufp4(), (recipes.Rule("block/*", recipes.bf16()),))
-    with pytest.raises(ValueError, match="pattern='block/\\*'.*blocks/0/mlp/up"):
-        policy.check(["blocks/0/mlp/up"])
+    layers = ("attention/query", "mlp/up")
+    paths = [f"blocks/{i}/{layer}" for i in range(11) for layer in layers]
+    message = (
+        "^Policy: every rule must match a layer, got pattern='block/\\*'. There are 22 "
+        "layers, those of the first block blocks/0/attention/query, blocks/0/mlp/up.$"
+    )
+    with pytest.raises(ValueError, match=message):
+        policy.check(path for path in paths)
+    recipes.Policy(recipes.ufp4(), (recipes.Rule("blocks/1/*", recipes.bf16()),)).check(
+        paths
+    )
