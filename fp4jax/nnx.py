@@ -27,8 +27,8 @@ class DotGeneral(nnx.Module):
     differentiating a recipe that draws raises, so noise never repeats silently.
 
     Args:
-      recipe: What to quantize.
-      rngs: Provides the layer's key, from its stream "quant".
+      recipe: what to quantize.
+      rngs: provides the layer's key, from its stream "quant".
 
     Example:
       >>> from flax import nnx
@@ -55,7 +55,7 @@ class DotGeneral(nnx.Module):
         *,
         out_sharding: Any = None,
     ) -> jax.Array:
-        """`fp4jax.dot_general`, with this layer's recipe and key."""
+        """Computes `fp4jax.dot_general` with this layer's recipe and key."""
         step = self.step.get_value()
         key = None if step is None else jax.random.fold_in(self.key.get_value(), step)
         return dot_general(
@@ -76,7 +76,7 @@ def set_step(model: nnx.Module, step: jax.Array | int) -> None:
     Call it inside the jitted step, before the forward pass.
 
     Args:
-      model: Any module; stacked layers get one copy of the step each.
+      model: any module; stacked layers get one copy of the step each.
       step: int32 scalar.
     """
     for _, node in nnx.iter_graph(model):

@@ -20,8 +20,8 @@ class Dims:
     """Contracting and batch dimensions of the two operands of a `dot_general`.
 
     Attributes:
-      lhs_contracting, rhs_contracting: In matching order.
-      lhs_batch, rhs_batch: In matching order.
+      lhs_contracting, rhs_contracting: in matching order.
+      lhs_batch, rhs_batch: in matching order.
     """
 
     lhs_contracting: tuple[int, ...]
@@ -31,20 +31,20 @@ class Dims:
 
     @classmethod
     def of(cls, dimension_numbers: DimensionNumbers) -> "Dims":
-        """From the argument of `lax.dot_general`, which has checked it."""
+        """Reads the argument of `lax.dot_general`, which has checked it."""
         (lhs_c, rhs_c), (lhs_b, rhs_b) = dimension_numbers
         return cls(
             *(tuple(map(operator.index, d)) for d in (lhs_c, rhs_c, lhs_b, rhs_b))
         )
 
     def canonical_lhs(self, lhs: jax.Array) -> jax.Array:
-        """[*batch, *m, k]."""
+        """Transposes and flattens lhs to [*batch, *m, k]."""
         free = _free(lhs.ndim, self.lhs_contracting, self.lhs_batch)
         lhs = lhs.transpose(*self.lhs_batch, *free, *self.lhs_contracting)
         return flatten(lhs, len(self.lhs_batch) + len(free), lhs.ndim)
 
     def canonical_rhs(self, rhs: jax.Array) -> jax.Array:
-        """[*batch, k, *n]."""
+        """Transposes and flattens rhs to [*batch, k, *n]."""
         free = _free(rhs.ndim, self.rhs_contracting, self.rhs_batch)
         rhs = rhs.transpose(*self.rhs_batch, *self.rhs_contracting, *free)
         start = len(self.rhs_batch)
@@ -52,7 +52,7 @@ class Dims:
 
 
 def flatten(x: jax.Array, start: int, stop: int) -> jax.Array:
-    """The dimensions from `start` to before `stop` as one, row-major."""
+    """Joins the dimensions from `start` to before `stop`, row-major."""
     if stop == start + 1:
         return x
     return x.reshape(*x.shape[:start], math.prod(x.shape[start:stop]), *x.shape[stop:])

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType
 
-from fp4jax.numerics import Site, exact
+from fp4jax.numerics import Site, checks, exact
 from fp4jax.numerics.blockwise import quantize_blocks
 from fp4jax.ops.dims import DimensionNumbers, Dims, flatten
 from fp4jax.recipes import Recipe
@@ -29,7 +29,7 @@ def dot_general(
     key: jax.Array | None = None,
     weight: Literal["lhs", "rhs"] = "rhs",
 ) -> jax.Array:
-    """A `lax.dot_general` whose forward and backward operands are quantized.
+    """Computes a `lax.dot_general` whose forward and backward operands are quantized.
 
     y = Q(x) Q(w),  dx = Q(dy) Q(w)^T,  dw = Q(x)^T Q(dy)
 
@@ -38,29 +38,32 @@ def dot_general(
     float32. A gradient is the product of its quantized operands, not the derivative of
     the quantized forward pass, and has its operand's dtype.
 
-    Works under jit, grad, vmap, scan and remat. Under `jax.vmap` an unbatched key gives
+    Works under jit, vmap, scan, remat and reverse-mode differentiation of first order;
+    forward mode (`jax.jvp`) is not defined. Under `jax.vmap` an unbatched key gives
     every lane the same noise, and every lane has its own amax.
 
     Args:
-      lhs: Float array, x unless `weight` is "lhs".
-      rhs: Float array, w unless `weight` is "lhs"; may differ from `lhs` in dtype.
-      dimension_numbers: As for `lax.dot_general`.
-      precision: As for `lax.dot_general`, of all three GEMMs.
-      preferred_element_type: The dtype of the result.
-      out_sharding: As for `lax.dot_general`, of the result; gradients have the sharding
+      lhs: float32, bfloat16 or float16 array, x unless `weight` is "lhs".
+      rhs: likewise, w unless `weight` is "lhs"; may differ from `lhs` in dtype.
+      dimension_numbers: as for `lax.dot_general`.
+      precision: as for `lax.dot_general`, of all three GEMMs.
+      preferred_element_type: the dtype of the result.
+      out_sharding: as for `lax.dot_general`, of the result; gradients have the sharding
         of their operand.
-      recipe: What to quantize; None is `lax.dot_general` itself.
-      key: PRNG key of this call, for recipes that draw random numbers. Needed where a
-        site of the forward pass draws, and to differentiate where any does.
-      weight: Which operand is w. It decides the quantizers, not the result's shape.
+      recipe: what to quantize; None is `lax.dot_general` itself.
+      key: Threefry key of this call, typed or raw uint32[2], read by recipes only, and
+        of them by those that draw random numbers. Needed where a site of the forward
+        pass draws, and to differentiate where any does.
+      weight: which operand is w. It decides the quantizers, not the result's shape.
 
     Returns:
       What `lax.dot_general` returns: [*batch, *lhs_free, *rhs_free].
 
     Raises:
-      ValueError: A recipe that draws, without a key; a bad `weight`.
-      TypeError: Operands that are not float, or whose dimensions do not match.
-      NotImplementedError: A second derivative.
+      ValueError: a recipe that draws, without a key; several keys; a bad `weight`.
+      TypeError: operands that are not float, or whose dimensions do not match; a key
+        that is none, or of another implementation than Threefry.
+      NotImplementedError: a second derivative.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -71,6 +74,10 @@ def dot_general(
       >>> y.shape, y.dtype
       ((4, 8), dtype('float32'))
     """
+    if weight not in ("lhs", "rhs"):
+        raise ValueError(
+            f"dot_general: weight must be 'lhs' or 'rhs', got weight={weight!r}."
+        )
     lax_dot = functools.partial(
         lax.dot_general,
         dimension_numbers=dimension_numbers,
@@ -81,7 +88,7 @@ def dot_general(
     if recipe is None:
         return lax_dot(lhs, rhs)
     lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
-    _check(lhs, rhs, recipe, key, weight)
+    _check(lhs, rhs, recipe=recipe, key=key)
     out = jax.eval_shape(lax_dot, lhs, rhs)  # checks the dimensions as lax does
     dims = Dims.of(dimension_numbers)
     gemms = _Gemms(
@@ -90,19 +97,12 @@ def dot_general(
     return _dot(gemms, dims.canonical_lhs(lhs), dims.canonical_rhs(rhs), key)
 
 
-def _check(lhs: jax.Array, rhs: jax.Array, recipe: Recipe, key: Any, weight: str):
+def _check(lhs: jax.Array, rhs: jax.Array, *, recipe: Recipe, key: Any) -> None:
     if not isinstance(recipe, Recipe):
         raise TypeError(f"dot_general: recipe must be a Recipe, got {recipe!r}.")
-    if weight not in ("lhs", "rhs"):
-        raise ValueError(
-            f"dot_general: weight must be 'lhs' or 'rhs', got weight={weight!r}."
-        )
-    for name, x in (("lhs", lhs), ("rhs", rhs)):
-        if x.dtype not in (jnp.float32, jnp.bfloat16, jnp.float16):
-            raise TypeError(
-                f"dot_general: {name} must be float32, bfloat16 or float16 under a "
-                f"recipe, got dtype={x.dtype} (shape={x.shape})."
-            )
+    checks.check_float(lhs, "dot_general", name="lhs")
+    checks.check_float(rhs, "dot_general", name="rhs")
+    checks.check_key(key, "dot_general")
     if key is None and recipe.draws(Site.FPROP_X, Site.FPROP_W):
         raise ValueError(_NO_KEY.format("for the forward pass of"))
 
@@ -156,7 +156,7 @@ class _Gemms:
         return self.precision
 
     def _operand(self, x: jax.Array, axis: int, site: Site, key: jax.Array | None):
-        """The GEMM's input along one contraction axis, and its tensor scale."""
+        """Returns the GEMM's input along one contraction axis, and its tensor scale."""
         quantizer, dtype = self.recipe.sites[site], _COMPUTE[self.recipe.compute]
         if quantizer is None:
             return exact.cast(x, dtype), None
@@ -177,7 +177,7 @@ class _Gemms:
         return operand.reshape(shape), parts.tensor_scale
 
     def forward(self, lhs: jax.Array, rhs: jax.Array, key: jax.Array | None):
-        """[*batch, *m, *n]."""
+        """Returns y, [*batch, *m, *n]."""
         sites = (Site.FPROP_X, Site.FPROP_W)
         return self.multiply(
             lhs,
@@ -190,7 +190,7 @@ class _Gemms:
         )
 
     def backward(self, lhs, rhs, g, key) -> tuple[jax.Array, jax.Array]:
-        """Cotangents of lhs and rhs, from that of the result."""
+        """Returns the cotangents of lhs and rhs, from that of the result."""
         first_free_n = lhs.ndim - 1
         lhs_sites = (Site.DGRAD_DY, Site.DGRAD_W)
         rhs_sites = (Site.WGRAD_X, Site.WGRAD_DY)
@@ -258,7 +258,7 @@ _first_order_only.defvjp(_no_second_order, _no_second_order)
 
 
 def _float32_sums(a: jax.Array, b: jax.Array, **kwargs) -> jax.Array:
-    """`lax.dot_general` with float32 sums.
+    """Computes `lax.dot_general` with float32 sums.
 
     A CPU multiplies the same operands in float32: exact likewise, and faster.
     """
@@ -276,7 +276,7 @@ def _float32_sums(a: jax.Array, b: jax.Array, **kwargs) -> jax.Array:
 
 
 def _explicit_sharding(x: jax.Array) -> Any:
-    """The sharding of an operand on explicit mesh axes, or None."""
+    """Returns the sharding of an operand on explicit mesh axes, or None."""
     sharding = jax.typeof(x).sharding
     explicit = AxisType.Explicit in sharding.mesh.axis_types
     return sharding if explicit else None
