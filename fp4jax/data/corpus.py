@@ -4,6 +4,7 @@ import hashlib
 import logging
 import os
 import tempfile
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +57,7 @@ class DataConfig:
 
     def __post_init__(self):
         for name, holds, allowed in (
+            ("source", bool(self.source), "'stdlib', a folder or a file"),
             (
                 "site_packages",
                 self.source == "stdlib" or not self.site_packages,
@@ -131,7 +133,8 @@ def load_corpus(config: DataConfig) -> Corpus:
     they depend on, in `$FP4JAX_CACHE`, `$XDG_CACHE_HOME/fp4jax` or `~/.cache/fp4jax`.
 
     Raises:
-      ValueError: nothing to read, one document only, or text that is not UTF-8.
+      ValueError: nothing to read or to predict, one document only, or text that is
+        not UTF-8.
     """
     documents = read_documents(config.source, site_packages=config.site_packages)
     train, heldout = split_documents(documents, config.holdout)
@@ -141,7 +144,13 @@ def load_corpus(config: DataConfig) -> Corpus:
 
     def split(name: str, documents: list[Document]) -> Documents:
         names = tuple(document.name for document in documents)
-        return Documents(names, arrays[f"{name}_tokens"], arrays[f"{name}_ends"])
+        found = Documents(names, arrays[f"{name}_tokens"], arrays[f"{name}_ends"])
+        if found.num_targets == len(names):  # <|endoftext|> alone
+            raise ValueError(
+                f"load_corpus: the {name} documents must hold text to predict after "
+                f"their first token, got none in {len(names)} documents. Add text."
+            )
+        return found
 
     return Corpus(
         train=split("train", train),
@@ -187,8 +196,11 @@ def _cached(key: str, make: Callable[[], Arrays]) -> Arrays:
     folder = Path(os.environ.get("FP4JAX_CACHE") or xdg / "fp4jax")
     path = folder / f"corpus-{key}.npz"
     if path.exists():
-        with np.load(path) as file:
-            return dict(file)
+        try:
+            with path.open("rb") as stream, np.load(stream) as file:
+                return dict(file)
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            logging.getLogger(__name__).warning("%s is made anew: %s.", path, error)
     arrays = make()
     try:
         folder.mkdir(parents=True, exist_ok=True)

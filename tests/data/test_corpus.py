@@ -87,6 +87,23 @@ def test_an_unwritable_cache_is_reported(config, tmp_path, monkeypatch, caplog):
     assert "The corpus is not cached: " in caplog.text
 
 
+def test_a_truncated_cache_is_made_anew(config, tmp_path, caplog):
+    first = load_corpus(config)
+    (path,) = (tmp_path / "cache").iterdir()
+    path.write_bytes(path.read_bytes()[:1000])
+    again = load_corpus(config)
+    np.testing.assert_array_equal(again.train.tokens, first.train.tokens)
+    assert "is made anew" in caplog.text
+
+
+def test_documents_without_anything_to_predict_raise(config, tmp_path):
+    for i, path in enumerate(sorted((tmp_path / "text").iterdir())):
+        path.write_text(chr(ord("a") + i))
+    config = dataclasses.replace(config, tokenizer="bytes")
+    with pytest.raises(ValueError, match="must hold text to predict.*got none"):
+        load_corpus(config)
+
+
 def test_the_cache_follows_the_environment(config, tmp_path, monkeypatch):
     monkeypatch.delenv("FP4JAX_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
@@ -103,6 +120,7 @@ def test_the_cache_follows_the_environment(config, tmp_path, monkeypatch):
         ({"batch_size": 0}, "at least 1, got batch_size=0"),
         ({"holdout": 0.0}, "above 0 and below 1, got holdout=0.0"),
         ({"holdout": float("nan")}, "above 0 and below 1, got holdout=nan"),
+        ({"source": ""}, "'stdlib', a folder or a file, got source=''"),
         ({"seed": -1}, r"from 0 to 2\*\*32 - 1, got seed=-1"),
         (
             {"source": "texts", "site_packages": True},
