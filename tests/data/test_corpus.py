@@ -130,7 +130,7 @@ def test_the_cache_follows_the_environment(config, tmp_path, monkeypatch):
     ids=str,
 )
 def test_bad_values_raise(change, message):
-    (name,) = set(change) - {"source"}
+    name = next((n for n in change if n != "source"), "source")
     with pytest.raises(ValueError, match=f"^DataConfig: {name} must be {message}"):
         DataConfig(**change)
 
