@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType
 
-from fp4jax.numerics import Site, checks, exact
+from fp4jax.numerics import Site, blocks, checks, exact
 from fp4jax.numerics.blockwise import quantize_blocks
 from fp4jax.ops.dims import DimensionNumbers, Dims, flatten
 from fp4jax.recipes import Recipe
@@ -134,10 +134,16 @@ class _Gemms:
             self._operand(x, axis, site, key)
             for x, axis, site in zip((a, b), axes, sites, strict=True)
         ]
+        # Blocks of other sizes, or none, may have padded one operand further.
+        k = max(x.shape[axis] for (x, _), axis in zip(operands, axes, strict=True))
+        a, b = (
+            blocks.pad_to_multiple(x, {axis: max(k, 1)})
+            for (x, _), axis in zip(operands, axes, strict=True)
+        )
         batch = tuple(range(self.batch))
         y = _float32_sums(
-            operands[0][0],
-            operands[1][0],
+            a,
+            b,
             dimension_numbers=(((axes[0],), (axes[1],)), (batch, batch)),
             precision=self._precision,
             out_sharding=out_sharding,
