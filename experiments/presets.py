@@ -32,7 +32,7 @@ class RunConfig:
       ValueError: a count that is not positive, or a negative seed.
     """
 
-    steps: int = 300
+    steps: int = 200
     seeds: int = 1
     seed: int = 0
     average: int = 50
