@@ -24,7 +24,9 @@ class DotGeneral(nnx.Module):
     The key of a call is the layer's constant key folded with the step that `set_step`
     wrote. Nothing changes in the forward pass, so `jax.jit`, `nnx.jit`, scan and remat
     give the same numbers. Without a step there is no key: evaluation needs none, and
-    differentiating a recipe that draws raises, so noise never repeats silently.
+    differentiating a recipe that draws raises, so that forgetting `set_step` does not
+    repeat noise silently. Calls of one layer within a step share their noise: give
+    micro-batches steps of their own, and layers that differ objects of their own.
 
     Args:
       recipe: what to quantize.

@@ -45,13 +45,11 @@ class Policy:
 
     def recipe(self, path: str) -> Recipe:
         """Returns the recipe of the layer at a path such as "blocks/3/mlp/down"."""
-        for rule in self.rules:
-            if fnmatch.fnmatchcase(path, rule.pattern):
-                return rule.recipe
-        return self.default
+        rule = self._match(path)
+        return self.default if rule is None else rule.recipe
 
     def check(self, paths: Iterable[str]) -> None:
-        """Raises ValueError for a rule that matches none of a model's layers.
+        """Raises ValueError for a rule that gives no layer of a model its recipe.
 
         Args:
           paths: of all layers, such as "blocks/3/mlp/down".
@@ -60,14 +58,20 @@ class Policy:
           ValueError: names the pattern, and the layers of the first block.
         """
         paths = list(paths)
+        used = {self._match(path) for path in paths}
         for rule in self.rules:
-            if not fnmatch.filter(paths, rule.pattern):
+            if rule not in used:
                 first = [path for path in paths if _block(path) == _block(paths[0])]
                 raise ValueError(
-                    "Policy: every rule must match a layer, got "
+                    "Policy: every rule must be the first to match some layer, got "
                     f"pattern={rule.pattern!r}. There are {len(paths)} layers, those "
                     f"of the first block {', '.join(first)}."
                 )
+
+    def _match(self, path: str) -> Rule | None:
+        """Returns the first rule that matches a path, or None."""
+        matching = (r for r in self.rules if fnmatch.fnmatchcase(path, r.pattern))
+        return next(matching, None)
 
 
 def _block(path: str) -> list[str]:

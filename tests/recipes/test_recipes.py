@@ -238,3 +238,13 @@ def test_a_rule_that_matches_nothing_raises_with_the_layers_of_one_block():
     recipes.Policy(recipes.ufp4(), (recipes.Rule("blocks/1/*", recipes.bf16()),)).check(
         paths
     )
+
+
+def test_a_rule_behind_a_wider_one_raises():
+    rules = (
+        recipes.Rule("*", recipes.ufp4()),
+        recipes.Rule("blocks/0/*", recipes.bf16()),
+    )
+    policy = recipes.Policy(recipes.ufp4(), rules)
+    with pytest.raises(ValueError, match="first to match.*pattern='blocks/0/\\*'"):
+        policy.check(["blocks/0/mlp/up", "blocks/1/mlp/up"])
