@@ -230,8 +230,8 @@ def test_a_rule_that_matches_nothing_raises_with_the_layers_of_one_block():
     layers = ("attention/query", "mlp/up")
     paths = [f"blocks/{i}/{layer}" for i in range(11) for layer in layers]
     message = (
-        "^Policy: every rule must match a layer, got pattern='block/\\*'. There are 22 "
-        "layers, those of the first block blocks/0/attention/query, blocks/0/mlp/up.$"
+        "^Policy: every rule must be the first to match some layer, got "
+        "pattern='block/\\*'. There are 22 layers, those of the first block blocks/0/attention/query, blocks/0/mlp/up.$"
     )
     with pytest.raises(ValueError, match=message):
         policy.check(path for path in paths)
