@@ -231,7 +231,8 @@ def test_a_rule_that_matches_nothing_raises_with_the_layers_of_one_block():
     paths = [f"blocks/{i}/{layer}" for i in range(11) for layer in layers]
     message = (
         "^Policy: every rule must be the first to match some layer, got "
-        "pattern='block/\\*'. There are 22 layers, those of the first block blocks/0/attention/query, blocks/0/mlp/up.$"
+        "pattern='block/\\*'. There are 22 layers, those of the first block "
+        "blocks/0/attention/query, blocks/0/mlp/up.$"
     )
     with pytest.raises(ValueError, match=message):
         policy.check(path for path in paths)
