@@ -6,7 +6,8 @@ import itertools
 import logging
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from flax import nnx
 
@@ -94,7 +95,9 @@ class Comparison:
             tokens_per_s=statistics.harmonic_mean(speeds[1:]) if speeds[1:] else None,
         )
 
-    def _follow(self, step, start, policy: str, seed: int):
+    def _follow(
+        self, step: Callable, start: train.TrainState, policy: str, seed: int
+    ) -> Iterator[tuple[train.TrainState, list[dict[str, Any]]]]:
         """Yields what `train.train` does; logs and shows it."""
         config = self.config
         flops_per_token = models.flops_per_token(
@@ -115,7 +118,9 @@ class Comparison:
 
 
 @functools.lru_cache(maxsize=1)
-def jitted(graph: nnx.GraphDef, optim: train.OptimConfig, steps: int):
+def jitted(
+    graph: nnx.GraphDef, optim: train.OptimConfig, steps: int
+) -> tuple[Callable, Callable]:
     """Returns the two steps of a policy, which compile once for all its seeds."""
     optimizer = train.make_optimizer(optim, steps=steps)
     return train.make_train_step(graph, optimizer), train.make_eval_step(graph)
