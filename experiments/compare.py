@@ -16,6 +16,7 @@ from experiments.presets import ExperimentConfig
 from experiments.report import Baseline, Trial
 from fp4jax import data, models, policies, train
 from fp4jax.data import Corpus
+from fp4jax.train import TrainState
 
 ORDERS = (2, 3)
 
@@ -96,7 +97,7 @@ class Comparison:
         )
 
     def _follow(
-        self, step: Callable, start: train.TrainState, policy: str, seed: int
+        self, step: Callable, start: TrainState, policy: str, seed: int
     ) -> Iterator[tuple[train.TrainState, list[dict[str, Any]]]]:
         """Yields what `train.train` does; logs and shows it."""
         config = self.config
