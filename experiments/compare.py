@@ -98,7 +98,7 @@ class Comparison:
 
     def _follow(
         self, step: Callable, start: TrainState, policy: str, seed: int
-    ) -> Iterator[tuple[train.TrainState, list[dict[str, Any]]]]:
+    ) -> Iterator[tuple[TrainState, list[dict[str, Any]]]]:
         """Yields what `train.train` does; logs and shows it."""
         config = self.config
         flops_per_token = models.flops_per_token(
