@@ -17,7 +17,6 @@ from experiments.report import Baseline, Trial
 from fp4jax import data, models, policies, train
 from fp4jax.data import Corpus
 from fp4jax.train import TrainState
-from fp4jax.train import TrainState
 
 ORDERS = (2, 3)
 
