@@ -24,13 +24,13 @@ class Attention(nnx.Module):
         d, e = config.d_model, config.head_dim
         queries, keys = config.num_heads * e, config.num_kv_heads * e
         self.head_dim = e
-        self.query = Linear(d, queries, recipes["attention/query"], rngs=rngs)
-        self.key = Linear(d, keys, recipes["attention/key"], rngs=rngs)
-        self.value = Linear(d, keys, recipes["attention/value"], rngs=rngs)
+        self.query = Linear(d, queries, recipe=recipes["attention/query"], rngs=rngs)
+        self.key = Linear(d, keys, recipe=recipes["attention/key"], rngs=rngs)
+        self.value = Linear(d, keys, recipe=recipes["attention/value"], rngs=rngs)
         self.out = Linear(
             queries,
             d,
-            recipes["attention/out"],
+            recipe=recipes["attention/out"],
             init_std=residual_std(config),
             rngs=rngs,
         )

@@ -1,13 +1,16 @@
 """The shape of a dense transformer: one frozen value, its presets and its FLOPs."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal, get_args
 
+from fp4jax.numerics.checks import is_integer
+
 Remat = Literal["none", "dots", "full"]
 
-_POSITIVE = (
+_COUNTS = (
     "vocab_size",
     "num_layers",
     "d_model",
@@ -15,8 +18,6 @@ _POSITIVE = (
     "num_kv_heads",
     "head_dim",
     "d_ff",
-    "rope_theta",
-    "norm_eps",
 )
 
 
@@ -34,7 +35,8 @@ class ModelConfig:
         block once; False unrolls them, which compiles longer and runs a little faster.
 
     Raises:
-      ValueError: a size that is not positive, heads that do not divide, an odd
+      ValueError: a size that is no positive integer, a constant that is not positive
+        and finite, heads that do not divide, an odd
         head_dim, an unknown remat.
     """
 
@@ -52,11 +54,19 @@ class ModelConfig:
     scan_layers: bool = True
 
     def __post_init__(self):
-        for name in _POSITIVE:
-            if not getattr(self, name) > 0:
+        for name in _COUNTS:
+            value = getattr(self, name)
+            if not (is_integer(value) and value > 0):
                 raise ValueError(
-                    f"ModelConfig: {name} must be positive, "
-                    f"got {name}={getattr(self, name)}."
+                    f"ModelConfig: {name} must be a positive integer, got "
+                    f"{name}={value!r}."
+                )
+        for name in ("rope_theta", "norm_eps"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not 0 < value < math.inf:
+                raise ValueError(
+                    f"ModelConfig: {name} must be positive and finite, got "
+                    f"{name}={value!r}."
                 )
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
@@ -76,7 +86,7 @@ class ModelConfig:
 
 
 def flops_per_token(config: ModelConfig, *, sequence_length: int) -> int:
-    """Model FLOPs of one training token: forward, and twice that for backward.
+    """Returns the FLOPs of one training token: forward, and twice that for backward.
 
     flops = 6 * (weights that multiply) + 6 * L * t * h * e
 

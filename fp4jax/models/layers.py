@@ -7,12 +7,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from fp4jax.models.config import ModelConfig
 from fp4jax.nnx import DotGeneral
 from fp4jax.recipes import Recipe
 
 ACTIVATION_DTYPE = jnp.bfloat16
+LINEAR_OUTPUT = "linear_output"  # what rematerialization may save
 
 
 def _as_they_are(arrays, /, **_):
@@ -38,8 +40,8 @@ class Linear(nnx.Linear):
         self,
         in_features: int,
         out_features: int,
-        recipe: Recipe,
         *,
+        recipe: Recipe,
         init_std: float = 1.0,
         rngs: nnx.Rngs,
     ):
@@ -55,6 +57,10 @@ class Linear(nnx.Linear):
             preferred_element_type=ACTIVATION_DTYPE,
             rngs=rngs,
         )
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Returns y [*b, out_features] bfloat16 of x [*b, in_features]."""
+        return checkpoint_name(super().__call__(x), LINEAR_OUTPUT)
 
 
 class RMSNorm(nnx.RMSNorm):
@@ -75,10 +81,14 @@ class SwiGLU(nnx.Module):
         self, config: ModelConfig, recipes: Mapping[str, Recipe], *, rngs: nnx.Rngs
     ):
         d, f = config.d_model, config.d_ff
-        self.gate = Linear(d, f, recipes["mlp/gate"], rngs=rngs)
-        self.up = Linear(d, f, recipes["mlp/up"], rngs=rngs)
+        self.gate = Linear(d, f, recipe=recipes["mlp/gate"], rngs=rngs)
+        self.up = Linear(d, f, recipe=recipes["mlp/up"], rngs=rngs)
         self.down = Linear(
-            f, d, recipes["mlp/down"], init_std=residual_std(config), rngs=rngs
+            f,
+            d,
+            recipe=recipes["mlp/down"],
+            init_std=residual_std(config),
+            rngs=rngs,
         )
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -124,15 +134,17 @@ class Head(nnx.Module):
 
 
 def residual_std(config: ModelConfig) -> float:
-    """The scale of a kernel that writes to the residual stream, twice in a block.
+    """Returns the scale of a kernel that writes to the residual stream.
 
-    The stream's variance then does not grow with depth (Radford et al., 2019).
+    A block writes twice, so the stream's variance then does not grow with depth.
+
+    References: Radford et al., GPT-2, 2019.
     """
     return 1 / math.sqrt(2 * config.num_layers)
 
 
 def _logits(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """bfloat16 operands, float32 sums and results."""
+    """Returns the float32 sums of products of bfloat16 operands."""
     dimension_numbers = (((x.ndim - 1,), (0,)), ((), ()))
     return lax.dot_general(
         x.astype(ACTIVATION_DTYPE),

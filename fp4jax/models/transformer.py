@@ -12,7 +12,7 @@ from jax import lax
 from fp4jax import policies
 from fp4jax.models.attention import Attention, document_mask, rope
 from fp4jax.models.config import ModelConfig
-from fp4jax.models.layers import Embed, Head, RMSNorm, SwiGLU
+from fp4jax.models.layers import LINEAR_OUTPUT, Embed, Head, RMSNorm, SwiGLU
 from fp4jax.policies import Policy
 from fp4jax.recipes import Recipe
 
@@ -26,9 +26,9 @@ SITES = (
     "mlp/down",
 )
 
-
+# By name, not by operation: the product inside a quantized linear has float32 sums.
 _REMAT_POLICIES = {
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "dots": jax.checkpoint_policies.save_only_these_names(LINEAR_OUTPUT),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 
@@ -74,14 +74,21 @@ class Transformer(nnx.Module):
         quant_keys = jax.random.split(rngs.quant(), config.num_layers)
         self.stacks = nnx.List()
         for layers, recipes in _runs(config, policy):
-            keys = params_keys[layers], quant_keys[layers]
-            self.stacks.append(_stack(config, recipes, *keys))
+            self.stacks.append(
+                _stack(
+                    config,
+                    recipes,
+                    params_keys=params_keys[layers],
+                    quant_keys=quant_keys[layers],
+                )
+            )
         self.norm = RMSNorm(config, rngs=rngs)
         self.head = None if config.tie_embeddings else Head(config, rngs=rngs)
 
     def __call__(
         self,
         inputs: jax.Array,
+        *,
         segment_ids: jax.Array | None = None,
         positions: jax.Array | None = None,
     ) -> jax.Array:
@@ -137,15 +144,21 @@ def _runs(
         yield slice(first, first + 1 + len(others)), run
 
 
-def _stack(config: ModelConfig, recipes: Mapping[str, Recipe], *keys) -> Block:
-    """Returns equal blocks as one, its arrays stacked; `keys` are [layers] each."""
+def _stack(
+    config: ModelConfig,
+    recipes: Mapping[str, Recipe],
+    *,
+    params_keys: jax.Array,
+    quant_keys: jax.Array,
+) -> Block:
+    """Returns equal blocks as one, its arrays stacked; the keys are [layers]."""
 
     @nnx.vmap
     def make(params_key, quant_key):
         rngs = nnx.Rngs(params=params_key, quant=quant_key)
         return Block(config, recipes, rngs=rngs)
 
-    return make(*keys)
+    return make(params_keys, quant_keys)
 
 
 def _apply(stack: Block, x: jax.Array, *, config: ModelConfig, **context) -> jax.Array:

@@ -9,11 +9,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from fp4jax.train.metrics import Evaluation, utilisation
+from fp4jax.train.metrics import Evaluation, utilization
 from fp4jax.train.state import TrainState
 from fp4jax.train.step import Batch, Metrics
 
 Record = dict[str, Any]
+
+_NOT_FINITE = (
+    "train: loss and gradient must be finite, got loss={loss}, grad_norm={grad_norm} "
+    "at step {step}. Lower the learning rate, or look at the data."
+)
 
 
 def train(
@@ -35,7 +40,7 @@ def train(
       state: where to start from; consumed.
       batches: at least as many as there are steps to do; no more are drawn.
       steps: number of steps done at the end, counted from step 0 of the state's run.
-      flops_per_token: the model's, for its utilisation of the device.
+      flops_per_token: the model's, for its utilization of the device.
       every: steps between two hand-overs, which fall on its multiples.
 
     Yields:
@@ -45,7 +50,8 @@ def train(
 
     Raises:
       ValueError: too few batches.
-      FloatingPointError: a loss that is not finite.
+      FloatingPointError: a loss or gradient that is not finite, once the records
+        before it are handed over; the state beside them is then of no more use.
     """
     batches, done = iter(batches), int(state.step)
     devices = state.step.devices()
@@ -64,15 +70,18 @@ def train(
             )
         metrics = jax.device_get(metrics)  # waits for the device
         speed = tokens / (time.perf_counter() - start) if compiled else None
-        mfu = speed and utilisation(
+        mfu = speed and utilization(
             speed, flops_per_token=flops_per_token, devices=devices
         )
         records = [
             {"step": i, **_floats(m), "tokens_per_s": speed, "mfu": mfu}
             for i, m in enumerate(metrics, start=done + 1)
         ]
-        _check_finite(records)
-        yield state, records
+        finite = list(itertools.takewhile(_is_finite, records))
+        if finite:
+            yield state, finite
+        if len(finite) < len(records):
+            raise FloatingPointError(_NOT_FINITE.format_map(records[len(finite)]))
         done, compiled = end, True
 
 
@@ -109,10 +118,5 @@ def _floats(metrics: Metrics) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items()}
 
 
-def _check_finite(records: list[Record]) -> None:
-    for record in records:
-        if not math.isfinite(record["loss"]):
-            raise FloatingPointError(
-                f"train: loss must be finite, got loss={record['loss']} at step "
-                f"{record['step']}. Lower the learning rate, or look at the data."
-            )
+def _is_finite(record: Record) -> bool:
+    return math.isfinite(record["loss"]) and math.isfinite(record["grad_norm"])

@@ -1,4 +1,4 @@
-"""What a run is judged by: speed, utilisation, held-out loss; and its log."""
+"""What a run is judged by: speed, utilization, held-out loss; and its log."""
 
 import dataclasses
 import json
@@ -45,7 +45,7 @@ def peak_flops(device_kind: str) -> float | None:
     return None
 
 
-def utilisation(
+def utilization(
     tokens_per_s: float, *, flops_per_token: float, devices: Iterable[jax.Device]
 ) -> float | None:
     """Returns the model FLOPs done as a fraction of the peak of all `devices`.

@@ -1,6 +1,7 @@
 """AdamW and its learning-rate schedules."""
 
 import dataclasses
+import math
 from typing import Literal, NamedTuple, get_args
 
 import jax
@@ -23,7 +24,7 @@ class OptimConfig:
       clip_norm: largest global norm of the gradient.
 
     Raises:
-      ValueError: a value outside its range, or an unknown schedule.
+      ValueError: a value outside its range or not finite, or an unknown schedule.
     """
 
     lr: float = 3e-3
@@ -43,6 +44,10 @@ class OptimConfig:
             self.schedule in get_args(Schedule),
             f"be one of {', '.join(get_args(Schedule))}",
         )
+        for name, value in vars(self).items():
+            if name != "schedule":
+                is_finite = not isinstance(value, bool) and math.isfinite(value)
+                self._require(name, is_finite, "be a finite number")
         for name in ("lr", "eps", "clip_norm"):
             self._require(name, getattr(self, name) > 0, "be positive")
         for name in ("b1", "b2"):
@@ -69,7 +74,7 @@ class Optimizer(NamedTuple):
     schedule: optax.Schedule
 
 
-def make_schedule(config: OptimConfig, steps: int) -> optax.Schedule:
+def make_schedule(config: OptimConfig, *, steps: int) -> optax.Schedule:
     """Returns the learning rate of each step, 0-based, of a run of `steps`.
 
     The warmup of w steps gives lr / w, 2 lr / w, ..., lr, so that no step is wasted at
@@ -102,7 +107,7 @@ def make_schedule(config: OptimConfig, steps: int) -> optax.Schedule:
 
 def make_optimizer(config: OptimConfig, *, steps: int) -> Optimizer:
     """Returns AdamW after clipping by the global norm, and its schedule."""
-    schedule = make_schedule(config, steps)
+    schedule = make_schedule(config, steps=steps)
     adamw = optax.adamw(
         schedule,
         b1=config.b1,

@@ -9,7 +9,7 @@ from flax import nnx
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainState:
     """The arrays of a run; with the model's graph they are the whole run.
 
@@ -34,7 +34,7 @@ def make_state(
     Args:
       model: its arrays become the state's, which a training step consumes: it must not
         be used again.
-      transform: initialises `opt_state`.
+      transform: initializes `opt_state`.
     """
     graph, params, rest = nnx.split(model, nnx.Param, ...)
     state = TrainState(

@@ -17,7 +17,8 @@ Batch = Mapping[str, jax.Array | np.ndarray]
 Metrics = dict[str, jax.Array]
 
 # XLA may skip the rounding of a bfloat16 value inside a fusion, and which it skips
-# depends on how layers are scanned and rematerialised. Without that, losses do not.
+# depends on how layers are scanned and rematerialized. With the option off, losses do
+# not depend on it.
 _COMPILER_OPTIONS = {"xla_allow_excess_precision": False}
 
 
@@ -83,7 +84,11 @@ def token_losses(model: nnx.Module, batch: Batch) -> tuple[jax.Array, jax.Array]
 
     loss_sum = sum_i mask_i (logsumexp(logits_i) - logits_i[target_i]),  all in float32
     """
-    logits = model(batch["inputs"], batch["segment_ids"], batch["positions"])
+    logits = model(
+        batch["inputs"],
+        segment_ids=batch["segment_ids"],
+        positions=batch["positions"],
+    )
     losses = optax.losses.softmax_cross_entropy_with_integer_labels(
         logits, batch["targets"]
     )

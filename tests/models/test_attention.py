@@ -1,3 +1,5 @@
+"""Rotary positions, the mask of documents, and attention against its formula."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -5,18 +7,8 @@ import pytest
 from flax import nnx
 
 from fp4jax import recipes
-from fp4jax.models import ModelConfig
 from fp4jax.models.attention import Attention, document_mask, rope, rotate
-
-CONFIG = ModelConfig(
-    vocab_size=64,
-    num_layers=2,
-    d_model=32,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    d_ff=48,
-)
+from tests.cases import SMALL
 
 
 def rotated(x, position):
@@ -59,11 +51,11 @@ def test_document_mask():
 def test_attention_equals_its_formula():
     sites = ("query", "key", "value", "out")
     all_bf16 = {f"attention/{site}": recipes.bf16() for site in sites}
-    layer = Attention(CONFIG, all_bf16, rngs=nnx.Rngs(0))
+    layer = Attention(SMALL, all_bf16, rngs=nnx.Rngs(0))
     x = jax.random.normal(jax.random.key(1), (2, 8, 32)).astype(jnp.bfloat16)
     segment_ids = jnp.array([[1] * 5 + [2] * 3] * 2)
     rotation = rope(
-        jnp.arange(8)[None].repeat(2, 0), head_dim=16, theta=CONFIG.rope_theta
+        jnp.arange(8)[None].repeat(2, 0), head_dim=16, theta=SMALL.rope_theta
     )
     y = layer(x, mask=document_mask(segment_ids), rotation=rotation)
 

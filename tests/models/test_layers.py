@@ -1,3 +1,5 @@
+"""Each layer against its formula, and the dtypes it computes in."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -6,18 +8,8 @@ from flax import nnx
 
 import fp4jax
 from fp4jax import recipes
-from fp4jax.models import ModelConfig
 from fp4jax.models.layers import Embed, Head, Linear, RMSNorm, SwiGLU
-
-CONFIG = ModelConfig(
-    vocab_size=64,
-    num_layers=2,
-    d_model=32,
-    num_heads=2,
-    num_kv_heads=1,
-    head_dim=16,
-    d_ff=48,
-)
+from tests.cases import SMALL
 
 
 def activations(*shape):
@@ -26,7 +18,7 @@ def activations(*shape):
 
 def test_linear_hands_the_float32_kernel_to_its_recipe():
     recipe = recipes.e2m1_ref()
-    layer = Linear(32, 48, recipe, rngs=nnx.Rngs(0))
+    layer = Linear(32, 48, recipe=recipe, rngs=nnx.Rngs(0))
     x, kernel = activations(2, 4, 32), layer.kernel[...]
     assert kernel.dtype == jnp.float32
 
@@ -44,17 +36,17 @@ def test_linear_hands_the_float32_kernel_to_its_recipe():
 
 
 def test_linear_starts_with_the_deviation_asked_for():
-    layer = Linear(256, 512, recipes.bf16(), init_std=0.5, rngs=nnx.Rngs(0))
+    layer = Linear(256, 512, recipe=recipes.bf16(), init_std=0.5, rngs=nnx.Rngs(0))
     # 131072 draws: the deviation of their deviation is 0.2%.
     assert np.std(layer.kernel[...]) == pytest.approx(0.5 / 16, rel=0.01)
 
 
 def test_rms_norm_is_computed_in_float32():
-    norm = RMSNorm(CONFIG, rngs=nnx.Rngs(0))
+    norm = RMSNorm(SMALL, rngs=nnx.Rngs(0))
     norm.scale[...] = jnp.linspace(0.5, 2, 32)
     x = 100 * activations(3, 32)
     x64 = np.asarray(x, np.float64)
-    rms = np.sqrt(np.mean(x64**2, axis=-1, keepdims=True) + CONFIG.norm_eps)
+    rms = np.sqrt(np.mean(x64**2, axis=-1, keepdims=True) + SMALL.norm_eps)
     y = norm(x)
     assert y.dtype == jnp.bfloat16
     expected = x64 / rms * np.linspace(0.5, 2, 32)
@@ -64,7 +56,7 @@ def test_rms_norm_is_computed_in_float32():
 
 def test_swiglu_equals_its_formula():
     all_bf16 = {f"mlp/{site}": recipes.bf16() for site in ("gate", "up", "down")}
-    layer = SwiGLU(CONFIG, all_bf16, rngs=nnx.Rngs(0))
+    layer = SwiGLU(SMALL, all_bf16, rngs=nnx.Rngs(0))
     x = activations(2, 4, 32)
     gate, up = (linear(x).astype(jnp.float32) for linear in (layer.gate, layer.up))
     hidden = gate / (1 + jnp.exp(-gate)) * up
@@ -74,7 +66,7 @@ def test_swiglu_equals_its_formula():
 
 
 def test_gradients_of_an_embedding_are_summed_in_float32():
-    embed = Embed(CONFIG, rngs=nnx.Rngs(0))
+    embed = Embed(SMALL, rngs=nnx.Rngs(0))
     tokens = jnp.zeros((1, 1000), jnp.int32)
 
     def total(embed):
@@ -86,7 +78,7 @@ def test_gradients_of_an_embedding_are_summed_in_float32():
 
 
 def test_logits_are_float32_sums_of_bfloat16_products():
-    embed, x = Embed(CONFIG, rngs=nnx.Rngs(0)), activations(2, 4, 32)
+    embed, x = Embed(SMALL, rngs=nnx.Rngs(0)), activations(2, 4, 32)
     table = embed.embedding[...]
     rounded = np.asarray(table.astype(jnp.bfloat16), np.float64)
     expected = np.asarray(x, np.float64) @ rounded.T
@@ -96,6 +88,6 @@ def test_logits_are_float32_sums_of_bfloat16_products():
 
 
 def tied_head(table):
-    head = Head(CONFIG, rngs=nnx.Rngs(0))
+    head = Head(SMALL, rngs=nnx.Rngs(0))
     head.kernel[...] = table.T
     return head

@@ -1,4 +1,8 @@
+"""The whole model: its layers and their recipes, its documents, scan and remat."""
+
 import dataclasses
+import functools
+from collections import Counter
 
 import jax
 import jax.numpy as jnp
@@ -8,19 +12,12 @@ from flax import nnx
 
 import fp4jax.nnx
 from fp4jax import policies, recipes
-from fp4jax.models import ModelConfig, Transformer, layer_paths
+from fp4jax.models import PRESETS, Transformer, layer_paths
 from fp4jax.nnx import NoiseKey
 from fp4jax.policies import Policy, Rule
+from tests.cases import SMALL
 
-CONFIG = ModelConfig(
-    vocab_size=64,
-    num_layers=3,
-    d_model=32,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=16,
-    d_ff=48,
-)
+CONFIG = dataclasses.replace(SMALL, num_layers=3)
 EVERY_POLICY = pytest.mark.parametrize("policy", policies.PRESETS)
 
 
@@ -126,10 +123,11 @@ def test_a_document_does_not_depend_on_its_neighbour():
     model, inputs = build(), tokens(1, 16)
     segment_ids = np.array([[1] * 6 + [2] * 10])
     positions = np.array([[*range(6), *range(10)]])
-    packed = model(inputs, segment_ids, positions)
+    documents = {"segment_ids": segment_ids, "positions": positions}
+    packed = model(inputs, **documents)
     changed = inputs.copy()
     changed[0, :6] ^= 1
-    beside_another = model(changed, segment_ids, positions)
+    beside_another = model(changed, **documents)
     np.testing.assert_array_equal(packed[0, 6:], beside_another[0, 6:])
     assert (packed[0, :6] != beside_another[0, :6]).any(axis=-1).all()
     alone = model(inputs[:, 6:])
@@ -140,7 +138,8 @@ def test_a_document_does_not_depend_on_its_neighbour():
 def test_defaults_are_one_document_in_order():
     model, inputs = build(), tokens(2, 16)
     ones, positions = np.ones((2, 16), np.int32), np.arange(16)[None].repeat(2, 0)
-    np.testing.assert_array_equal(model(inputs), model(inputs, ones, positions))
+    spelled_out = model(inputs, segment_ids=ones, positions=positions)
+    np.testing.assert_array_equal(model(inputs), spelled_out)
 
 
 def loss_and_gradient(policy, **changes):
@@ -161,7 +160,59 @@ def loss_and_gradient(policy, **changes):
 def test_scan_and_remat_change_no_bit():
     quantized = Rule("blocks/*/mlp/down", recipes.ufp4())
     mixed = lambda _: Policy(recipes.bf16(), (quantized,))
-    reference = loss_and_gradient(mixed, scan_layers=False, remat="none", num_layers=2)
+    reference = loss_and_gradient(mixed, scan_layers=False, remat="full", num_layers=2)
     for remat in ("none", "dots", "full"):
         ours = loss_and_gradient(mixed, remat=remat, num_layers=2)
         jax.tree.map(np.testing.assert_array_equal, ours, reference)
+
+
+def saved(**changes):
+    """Returns how many arrays of each kind all layers save for the backward pass."""
+    graph, params, rest = nnx.split(build(policies.ufp4, **changes), nnx.Param, ...)
+    inputs = tokens(2, 24)
+
+    def logits(params):
+        model = nnx.merge(graph, params, rest, copy=True)
+        fp4jax.nnx.set_step(model, 0)
+        return model(inputs)
+
+    residuals = jax.eval_shape(lambda params: jax.vjp(logits, params)[1], params)
+    by_token = (CONFIG.num_layers, *inputs.shape)
+    return Counter(
+        (*leaf.shape[3:], leaf.dtype.name)
+        for leaf in jax.tree.leaves(residuals)
+        if leaf.shape[:3] == by_token
+    )
+
+
+@pytest.mark.parametrize("scan", [True, False], ids=["scanned", "unrolled"])
+def test_remat_saves_what_it_says(scan):
+    block_input = Counter({(32, "bfloat16"): 1})
+    # Of query; of key, value and out; of gate and up. Nothing needs that of down.
+    products = {(64, "bfloat16"): 1, (32, "bfloat16"): 3, (48, "bfloat16"): 2}
+    assert saved(remat="full", scan_layers=scan) == block_input
+    assert saved(remat="dots", scan_layers=scan) == block_input + Counter(products)
+    assert saved(remat="none", scan_layers=scan)[32, "float32"] > 0  # of the norms
+
+
+@functools.cache
+def first_queries(policy):
+    """Returns what the first linear layer makes of its own activations, [b, t, d]."""
+    config = dataclasses.replace(PRESETS["tiny"], num_layers=2)
+    recipes = policies.PRESETS[policy](config)
+    model = Transformer(config, recipes, rngs=nnx.Rngs(0))
+    graph, layers = nnx.split(model.stacks[0])
+    block = nnx.merge(graph, jax.tree.map(lambda leaf: leaf[0], layers))
+    x = block.attention_norm(model.embed(tokens(4, 64)))
+    return np.asarray(jax.jit(block.attention.query)(x), np.float64)
+
+
+@pytest.mark.parametrize(
+    "policy", [name for name in policies.PRESETS if name != "bf16"]
+)
+def test_quantization_changes_the_outputs_of_a_layer(policy):
+    ours, reference = first_queries(policy), first_queries("bf16")
+    assert np.mean(ours != reference) > 0.95
+    if policy != "int2":
+        error = np.linalg.norm(ours - reference) / np.linalg.norm(reference)
+        assert 0.05 < error < 0.3  # four bits are off by about a tenth in each operand

@@ -1,3 +1,5 @@
+"""When the loop hands over, what it measures, and when it stops."""
+
 import dataclasses
 import itertools
 import json
@@ -9,7 +11,7 @@ import pytest
 from flax import nnx
 
 from fp4jax import policies
-from fp4jax.models import ModelConfig, Transformer, flops_per_token
+from fp4jax.models import Transformer, flops_per_token
 from fp4jax.train import (
     OptimConfig,
     TrainState,
@@ -20,19 +22,22 @@ from fp4jax.train import (
     make_train_step,
     train,
 )
+from tests.cases import SMALL
 
 BATCH = {"inputs": np.zeros((2, 8), np.int32)}
 
 
 def state_at(step):
-    return TrainState(jnp.int32(step), nnx.State({}), (), nnx.State({}))
+    empty = nnx.State({})
+    return TrainState(step=jnp.int32(step), params=empty, opt_state=(), rest=empty)
 
 
 @jax.jit
 def count(state, batch):
     """A step whose loss is its number."""
     step = state.step + 1
-    return dataclasses.replace(state, step=step), {"loss": jnp.float32(step)}
+    metrics = {"loss": jnp.float32(step), "grad_norm": jnp.float32(1)}
+    return dataclasses.replace(state, step=step), metrics
 
 
 def hand_overs(batches=None, *, start=0, **options):
@@ -76,15 +81,26 @@ def test_too_few_batches_raise():
         hand_overs([BATCH] * 5, steps=9)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run():
+@pytest.mark.parametrize("metric", ["loss", "grad_norm"])
+@pytest.mark.parametrize(
+    ("first_bad", "handed_over"),
+    [(1, []), (5, [[1], [2, 3, 4]]), (7, [[1], [2, 3, 4], [5, 6]])],
+)
+def test_a_divergence_stops_the_run_after_the_steps_before_it(
+    metric, first_bad, handed_over
+):
     def diverge(state, batch):
         state, metrics = count(state, batch)
-        return state, {"loss": jnp.where(state.step < 3, 1.0, jnp.nan)}
+        bad = jnp.where(state.step < first_bad, 1.0, jnp.nan)
+        return state, metrics | {metric: bad}
 
     batches = itertools.repeat(BATCH)
-    runs = train(diverge, state_at(0), batches, steps=9, every=2, flops_per_token=1.0)
-    with pytest.raises(FloatingPointError, match="finite, got loss=nan at step 3"):
-        list(runs)
+    runs = train(diverge, state_at(0), batches, steps=20, every=4, flops_per_token=1.0)
+    found = []
+    with pytest.raises(FloatingPointError, match=f"{metric}=nan.* at step {first_bad}"):
+        for _, records in runs:
+            found.append([record["step"] for record in records])
+    assert found == handed_over
 
 
 def test_evaluation_weighs_every_token_the_same():
@@ -115,15 +131,7 @@ def test_evaluation_of_nothing_raises():
 
 
 def test_a_model_learns_a_sequence_that_repeats():
-    config = ModelConfig(
-        vocab_size=16,
-        num_layers=1,
-        d_model=32,
-        num_heads=2,
-        num_kv_heads=1,
-        head_dim=16,
-        d_ff=48,
-    )
+    config = dataclasses.replace(SMALL, vocab_size=16, num_layers=1)
     optimizer = make_optimizer(OptimConfig(lr=0.02), steps=30)
     model = Transformer(config, policies.bf16(config), rngs=nnx.Rngs(0))
     graph, state = make_state(model, optimizer.transform)

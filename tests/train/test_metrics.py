@@ -1,3 +1,5 @@
+"""Speed against the peak of devices, units of the loss, and the log."""
+
 import json
 import math
 from types import SimpleNamespace
@@ -6,7 +8,7 @@ import jax
 import pytest
 
 from fp4jax.train import Evaluation, JsonLines, peak_flops
-from fp4jax.train.metrics import utilisation
+from fp4jax.train.metrics import utilization
 
 
 @pytest.mark.parametrize(
@@ -31,11 +33,11 @@ def test_other_devices_have_no_known_peak(kind):
     assert peak_flops(kind) is None
 
 
-def test_utilisation_is_a_fraction_of_all_devices():
+def test_utilization_is_a_fraction_of_all_devices():
     a100, t4 = (SimpleNamespace(device_kind=kind) for kind in ("A100", "Tesla T4"))
-    found = utilisation(1e6, flops_per_token=1e8, devices=[a100, t4])
+    found = utilization(1e6, flops_per_token=1e8, devices=[a100, t4])
     assert found == pytest.approx(1e14 / (377 * 1e12))
-    assert utilisation(1e6, flops_per_token=1e8, devices=jax.devices("cpu")) is None
+    assert utilization(1e6, flops_per_token=1e8, devices=jax.devices("cpu")) is None
 
 
 def test_evaluation_in_both_units():

@@ -1,4 +1,7 @@
+"""Schedules at their corners, what decays, and the first update."""
+
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -7,15 +10,18 @@ import pytest
 from flax import nnx
 
 from fp4jax import policies
-from fp4jax.models import ModelConfig, Transformer
+from fp4jax.models import Transformer
 from fp4jax.train import OptimConfig, make_optimizer, make_schedule
 from fp4jax.train.optim import decay_mask
+from tests.cases import SMALL
 
 BASE = OptimConfig(lr=2.0, warmup=0.1, decay=0.2, final_lr=0.1)
 
 
 def schedule(kind, steps=100, **changes):
-    return make_schedule(dataclasses.replace(BASE, schedule=kind, **changes), steps)
+    return make_schedule(
+        dataclasses.replace(BASE, schedule=kind, **changes), steps=steps
+    )
 
 
 @pytest.mark.parametrize(
@@ -23,7 +29,11 @@ def schedule(kind, steps=100, **changes):
     [
         ({"schedule": "linear"}, "schedule must be one of wsd, cosine, constant"),
         ({"lr": 0.0}, "lr must be positive, got lr=0.0"),
-        ({"lr": float("nan")}, "lr must be positive, got lr=nan"),
+        ({"lr": math.nan}, "lr must be a finite number, got lr=nan"),
+        ({"clip_norm": math.inf}, "clip_norm must be a finite number, .*=inf"),
+        ({"weight_decay": math.inf}, "weight_decay must be a finite number, .*=inf"),
+        ({"lr": True}, "lr must be a finite number, got lr=True"),
+        ({"b1": False}, "b1 must be a finite number, got b1=False"),
         ({"b2": 1.0}, r"b2 must lie in \[0, 1\), got b2=1.0"),
         ({"warmup": -0.1}, r"warmup must lie in \[0, 1\], got warmup=-0.1"),
         ({"weight_decay": -1.0}, "weight_decay must not be negative"),
@@ -38,7 +48,7 @@ def test_bad_values_are_named(changes, message):
 
 def test_steps_must_be_positive():
     with pytest.raises(ValueError, match="steps must be positive, got steps=0"):
-        make_schedule(BASE, 0)
+        make_schedule(BASE, steps=0)
 
 
 @pytest.mark.parametrize("kind", ["wsd", "cosine", "constant"])
@@ -70,16 +80,7 @@ def test_the_shortest_runs_start_at_the_peak(kind, steps):
 
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 def test_only_kernels_decay(tied):
-    config = ModelConfig(
-        vocab_size=64,
-        num_layers=2,
-        d_model=32,
-        num_heads=2,
-        num_kv_heads=1,
-        head_dim=16,
-        d_ff=48,
-        tie_embeddings=tied,
-    )
+    config = dataclasses.replace(SMALL, tie_embeddings=tied)
     model = nnx.eval_shape(
         lambda: Transformer(config, policies.bf16(config), rngs=nnx.Rngs(0))
     )

@@ -1,3 +1,5 @@
+"""What a run shows on a terminal, and where no one watches."""
+
 import io
 
 import pytest
