@@ -119,7 +119,7 @@ def test_a_token_sees_no_later_one():
     assert (before[0, 9:] != after[0, 9:]).any(axis=-1).all()
 
 
-def test_a_document_does_not_depend_on_its_neighbour():
+def test_a_document_does_not_depend_on_its_neighbor():
     model, inputs = build(), tokens(1, 16)
     segment_ids = np.array([[1] * 6 + [2] * 10])
     positions = np.array([[*range(6), *range(10)]])
