@@ -1,4 +1,4 @@
-"""Text to batches: documents, tokenizers, the split, and packed rows. No jax."""
+"""Text to batches: documents, tokenizers, the split, and packed rows."""
 
 from fp4jax.data.corpus import Corpus as Corpus
 from fp4jax.data.corpus import DataConfig as DataConfig

@@ -5,20 +5,18 @@ row of an epoch. Rows, not documents, are shuffled, so that one batch sees many
 documents; packing a stream of whole documents would fill it from one or two.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+import grain
 import numpy as np
 from numpy.typing import NDArray
 
 from fp4jax.data.corpus import Corpus, DataConfig, Documents
 
-if TYPE_CHECKING:
-    import grain
-
 Batch = dict[str, NDArray]
+
+# For ever, yet few enough for the number of batches to fit 63 bits.
+_EPOCHS = 2**30
 
 
 class Rows:
@@ -73,8 +71,6 @@ def train_batches(corpus: Corpus, config: DataConfig) -> grain.DatasetIterator[B
     Raises:
       ValueError: the training split is shorter than one row.
     """
-    import grain  # here, as it imports jax, which nothing else in data needs
-
     num_targets = corpus.train.num_targets
     if config.sequence_length > num_targets:
         raise ValueError(
@@ -83,7 +79,8 @@ def train_batches(corpus: Corpus, config: DataConfig) -> grain.DatasetIterator[B
             f"sequence_length={config.sequence_length}. Shorten it or add text."
         )
     rows = grain.MapDataset.source(Rows(corpus.train, config.sequence_length))
-    batches = rows.seed(config.seed).shuffle().repeat().batch(config.batch_size)
+    drawn = rows.seed(config.seed).shuffle().repeat(_EPOCHS)
+    batches = drawn.batch(config.batch_size)
     ahead = grain.ReadOptions(num_threads=1, prefetch_buffer_size=8)
     return iter(batches.to_iter_dataset(ahead))
 

@@ -150,6 +150,12 @@ def test_a_saved_state_is_restored_exactly(corpus, steps):
             assert_equal(one, other)
 
 
+def test_batches_of_one_row(corpus):
+    config = dataclasses.replace(CONFIG, batch_size=1)
+    batch = next(train_batches(corpus, config))
+    assert batch["inputs"].shape == (1, CONFIG.sequence_length)
+
+
 def test_a_row_longer_than_the_corpus_raises(corpus):
     longest = dataclasses.replace(CONFIG, sequence_length=sum(LENGTHS))
     assert next(train_batches(corpus, longest))["loss_mask"].all()
