@@ -75,6 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     title = f"{arguments.model}, {config.run.steps} steps: loss of every policy"
     report.write(found, trials, baselines, folder, title=title, command=command)
     console = Console()
+    if not console.is_terminal:
+        console.width = 100  # of a log file, where the default of 80 cuts columns
     console.print(report.table(found))
     console.print(found.verdict, style="green" if found.valid else "bold red")
     return 0 if found.valid else 1
