@@ -5,10 +5,15 @@ import re
 import tomllib
 from pathlib import Path
 
+from packaging.requirements import Requirement
+from packaging.version import Version
+
 import fp4jax
 from fp4jax import policies
 
 ROOT = Path(__file__).parent.parent
+METADATA = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT, TOOLS = METADATA["project"], METADATA["tool"]
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
 
@@ -38,7 +43,19 @@ def test_contributing_stays_short():
 
 
 def test_version_has_one_source():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    assert project["project"]["dynamic"] == ["version"]
-    assert project["tool"]["hatch"]["version"]["path"] == "fp4jax/__init__.py"
+    assert PROJECT["dynamic"] == ["version"]
+    assert TOOLS["hatch"]["version"]["path"] == "fp4jax/__init__.py"
     assert re.fullmatch(r"\d+\.\d+\.\d+", fp4jax.__version__)
+
+
+def test_oldest_libraries_are_the_lower_bounds():
+    bounds = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["test"]]
+    lines = (ROOT / ".ci/oldest.txt").read_text().splitlines()
+    pins = {pin.name: pin.specifier for pin in map(Requirement, lines)}
+    for bound in map(Requirement, bounds):
+        (lowest,), (pinned,) = bound.specifier, pins[bound.name]
+        assert Version(lowest.version) == Version(pinned.version), bound
+
+
+def test_type_checkers_find_the_annotations():
+    assert (ROOT / "fp4jax/py.typed").read_text() == ""
