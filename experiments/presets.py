@@ -96,12 +96,13 @@ def resolve(
         policies=tuple(dict.fromkeys([REFERENCE, *_between(policy_names), CONTROL])),
     )
     config = assign(config, assignments)
-    return with_vocab(config, config.data.vocab_size)
-
-
-def with_vocab(config: ExperimentConfig, size: int) -> ExperimentConfig:
-    """Returns the experiment with the model's vocabulary of `size` tokens."""
-    model = dataclasses.replace(config.model, vocab_size=size)
+    last_seed = config.data.seed + config.run.seed + config.run.seeds - 1
+    if last_seed >= 2**32:
+        raise ValueError(
+            "--set: data.seed + run.seed + run.seeds must be at most 2**32, got "
+            f"{last_seed + 1}."
+        )
+    model = dataclasses.replace(config.model, vocab_size=config.data.vocab_size)
     return dataclasses.replace(config, model=model)
 
 

@@ -68,9 +68,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     print(f"{introduction(config, corpus)} Results: {folder}", file=sys.stderr)
 
-    with train.JsonLines(folder / "metrics.jsonl") as log:
-        comparison = Comparison(config=config, corpus=corpus, log=log)
-        baselines, trials = list(comparison.baselines()), list(comparison.trials())
+    try:
+        with train.JsonLines(folder / "metrics.jsonl") as log:
+            comparison = Comparison(config=config, corpus=corpus, log=log)
+            baselines, trials = list(comparison.baselines()), list(comparison.trials())
+    except KeyboardInterrupt:
+        print(f"interrupted: {folder} holds what was logged.", file=sys.stderr)
+        return 130
     found = report.summarize(trials, baselines, average=config.run.average)
     title = f"{arguments.model}, {config.run.steps} steps: loss of every policy"
     report.write(found, trials, baselines, folder, title=title, command=command)

@@ -2,9 +2,7 @@
 
 import dataclasses
 import json
-import os
 import platform
-import shutil
 import subprocess
 from importlib import metadata
 from pathlib import Path
@@ -57,25 +55,40 @@ def git_sha() -> str | None:
 
 def check_free(folder: Path) -> None:
     """Raises ValueError unless `folder` is new or empty."""
-    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
-        raise ValueError(
-            f"--out: must be a new or an empty folder, got {str(folder)!r}, which "
-            "holds something. Name another, or remove it."
-        )
+    if folder.exists() and not folder.is_dir():
+        found = "a file"
+    elif folder.is_dir() and any(folder.iterdir()):
+        found = "a folder that holds something"
+    else:
+        return
+    raise ValueError(
+        f"--out: must be a new or an empty folder, got {str(folder)!r}, which is "
+        f"{found}. Name another, or remove it."
+    )
 
 
 def create(folder: Path, description: dict[str, Any]) -> None:
-    """Makes `folder` with its config.json: whole, or not at all."""
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}")
-    partial.mkdir(parents=True)
+    """Makes `folder` with its config.json, whole.
+
+    Raises:
+      ValueError: the folder cannot be made, or JSON lacks a value.
+    """
+    text = _text(description)
+    partial = folder / ".config.json"
     try:
-        write_json(partial / "config.json", description)
-        partial.replace(folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(folder / "config.json")
+    except OSError as error:
+        raise ValueError(
+            f"--out: must be a folder that can be made, got {str(folder)!r}: {error}."
+        ) from error
 
 
 def write_json(path: Path, value: Any) -> None:
     """Writes a value for people and programs to read."""
-    text = json.dumps(value, indent=2, allow_nan=False)
-    path.write_text(f"{text}\n", encoding="utf-8")
+    path.write_text(_text(value), encoding="utf-8")
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, indent=2, allow_nan=False) + "\n"

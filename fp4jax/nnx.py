@@ -75,7 +75,8 @@ class DotGeneral(nnx.Module):
 def set_step(model: nnx.Module, step: jax.Array | int) -> None:
     """Writes the training step into every `DotGeneral` of a model.
 
-    Call it inside the jitted step, before the forward pass.
+    Call it inside the jitted step, before the forward pass. Under plain `jax.jit` that
+    is on a model made there by `nnx.merge(graph, state, copy=True)`.
 
     Args:
       model: any module; stacked layers get one copy of the step each.

@@ -24,6 +24,7 @@ from fp4jax.data.tokenizers import (
 
 _CACHE_FORMAT = 1  # raise it whenever equal inputs would give other arrays
 _TOKENIZERS = ("bpe", "bytes")
+MAX_VOCAB_SIZE = 2**20
 
 Arrays = dict[str, Any]  # a tokenized corpus as it lies in the cache
 
@@ -70,8 +71,9 @@ class DataConfig:
             ),
             (
                 "vocab_size",
-                self.vocab_size >= MIN_VOCAB_SIZE,
-                f"at least {MIN_VOCAB_SIZE}, the 256 bytes and <|endoftext|>",
+                MIN_VOCAB_SIZE <= self.vocab_size <= MAX_VOCAB_SIZE,
+                f"at least {MIN_VOCAB_SIZE}, the 256 bytes and <|endoftext|>, and at "
+                f"most {MAX_VOCAB_SIZE}",
             ),
             ("sequence_length", self.sequence_length >= 1, "at least 1"),
             ("batch_size", self.batch_size >= 1, "at least 1"),
