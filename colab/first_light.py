@@ -67,7 +67,7 @@ print("x_dq  ", fp4jax.dequantize(q)[0, :8])
 # ## Rotation
 #
 # On Gaussian numbers the uniform grid is the better one, but an outlier in a block
-# leaves its neighbours few members to use. A Hadamard transform of the block spreads
+# leaves its neighbors few members to use. A Hadamard transform of the block spreads
 # the outlier over all of them; both operands of a GEMM are rotated alike, so that
 # their product stays.
 
