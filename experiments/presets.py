@@ -102,8 +102,8 @@ def resolve(
             "--set: data.seed + run.seed + run.seeds must be at most 2**32, got "
             f"{last_seed + 1}."
         )
-    model = dataclasses.replace(config.model, vocab_size=config.data.vocab_size)
-    return dataclasses.replace(config, model=model)
+    sized = dataclasses.replace(config.model, vocab_size=config.data.vocab_size)
+    return dataclasses.replace(config, model=sized)
 
 
 def assign(config: ExperimentConfig, assignments: Sequence[str]) -> ExperimentConfig:
