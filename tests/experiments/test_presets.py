@@ -92,3 +92,10 @@ def test_every_setting_can_be_assigned_its_own_value():
     config = presets.resolve()
     for path, value in presets.settings(config).items():
         assert presets.assign(config, [f"{path}={value}"]) == config
+
+
+def test_seeds_that_pass_the_largest_raise():
+    assignments = ["data.seed=4294967295"]
+    presets.resolve(assignments=assignments)
+    with pytest.raises(ValueError, match=r"must be at most 2\*\*32, got 4294967297"):
+        presets.resolve(seeds=2, assignments=assignments)
