@@ -1,3 +1,5 @@
+"""Gaps, the verdict, and what the table and the page show."""
+
 import io
 import math
 import statistics
@@ -108,6 +110,11 @@ def test_a_diverged_policy_is_named_so():
     found = summary(trial("bf16", 2.0), trial("ufp4", math.inf), trial("int2", 2.5))
     assert "diverged" in report.markdown(found, title="", command="")
     assert "DO NOT TRUST" in found.verdict
+
+
+def test_a_diverged_reference_is_not_believed():
+    found = summary(trial("bf16", math.nan), trial("int2", 2.5))
+    assert not found.valid and found.verdict.startswith("DO NOT TRUST")
 
 
 def test_plot_is_a_picture(tmp_path):
