@@ -58,11 +58,13 @@ def fit(batches: Iterable[Batch], *, order: int, vocab_size: int) -> NGram:
             "fit: order must be at least 1 with (vocab_size + 1) ** order below 2**63, "
             f"got order={order} with vocab_size={vocab_size}."
         )
-    codes = np.concatenate([_codes(batch, order, vocab_size) for batch in batches])
+    codes = np.concatenate(
+        [_codes(b, order=order, vocab_size=vocab_size) for b in batches]
+    )
     levels = []
     for n in range(order, 0, -1):
         grams, counts = np.unique(codes, return_counts=True)
-        levels.append(_level(grams, counts, vocab_size + 1))
+        levels.append(_level(grams, counts, base=vocab_size + 1))
         codes = grams % (vocab_size + 1) ** (n - 1)  # each kind of gram counts once
     return NGram(vocab_size, tuple(reversed(levels)))
 
@@ -78,13 +80,15 @@ def evaluate(
       token_bytes: [vocab_size], the bytes that each token spells.
     """
     order = len(model.levels)
-    codes = np.concatenate([_codes(b, order, model.vocab_size) for b in batches])
+    codes = np.concatenate(
+        [_codes(b, order=order, vocab_size=model.vocab_size) for b in batches]
+    )
     nats = -np.log(_probability(model, codes)).sum()
     num_bytes = token_bytes[codes % (model.vocab_size + 1)].sum()
     return float(nats / len(codes)), float(nats / np.log(2) / num_bytes)
 
 
-def _codes(batch: Batch, order: int, vocab_size: int) -> NDArray[np.int64]:
+def _codes(batch: Batch, *, order: int, vocab_size: int) -> NDArray[np.int64]:
     """Returns one number for each target with its context, oldest token first.
 
     Digits are tokens in base vocab_size + 1; the last digit's value, vocab_size, stands
@@ -101,7 +105,7 @@ def _codes(batch: Batch, order: int, vocab_size: int) -> NDArray[np.int64]:
     return code[batch["loss_mask"] > 0]
 
 
-def _level(grams: NDArray[np.int64], counts: NDArray[np.int64], base: int) -> Level:
+def _level(grams: NDArray[np.int64], counts: NDArray[np.int64], *, base: int) -> Level:
     """Sums the counts of sorted grams by their context."""
     contexts, first, kinds = np.unique(
         grams // base, return_index=True, return_counts=True
@@ -120,16 +124,16 @@ def _probability(model: NGram, codes: NDArray[np.int64]) -> NDArray[np.float64]:
     for n, level in enumerate(model.levels, start=1):
         gram = codes % base**n
         context = gram // base
-        count = _lookup(gram, level.grams, level.gram_counts)
-        total = _lookup(context, level.contexts, level.context_counts)
-        kinds = _lookup(context, level.contexts, level.context_kinds)
+        count = _lookup(gram, keys=level.grams, values=level.gram_counts)
+        total = _lookup(context, keys=level.contexts, values=level.context_counts)
+        kinds = _lookup(context, keys=level.contexts, values=level.context_kinds)
         mass = np.maximum(count - level.discount, 0) + level.discount * kinds * p
         p = np.where(total > 0, mass / np.maximum(total, 1), p)
     return p
 
 
 def _lookup(
-    codes: NDArray[np.int64], keys: NDArray[np.int64], values: NDArray[np.int64]
+    codes: NDArray[np.int64], *, keys: NDArray[np.int64], values: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """Returns the values of `codes` among the sorted keys, 0 where absent."""
     index = np.minimum(np.searchsorted(keys, codes), len(keys) - 1)

@@ -13,6 +13,10 @@ from fp4jax.train import OptimConfig
 REFERENCE = "bf16"
 CONTROL = "int2"
 
+# What trains unless told otherwise.
+MODEL = "tiny"
+POLICIES = ("bf16", "e2m1_ref", "ufp4")
+
 # Fields that another one determines, and which.
 DERIVED = {"model.vocab_size": "data.vocab_size"}
 
@@ -62,10 +66,10 @@ class ExperimentConfig:
 
 
 def resolve(
-    model: str = "tiny",
+    model: str = MODEL,
     *,
-    policy_names: Sequence[str] = ("bf16", "e2m1_ref", "ufp4"),
-    data: str = "stdlib",
+    policy_names: Sequence[str] = POLICIES,
+    data: str = DataConfig.source,
     steps: int = RunConfig.steps,
     seeds: int = RunConfig.seeds,
     assignments: Sequence[str] = (),
@@ -85,9 +89,9 @@ def resolve(
       ValueError: an unknown name or path, or a value outside its range.
       TypeError: a value that its field's type cannot hold.
     """
-    shape = models.PRESETS[_known("--model", model, models.PRESETS)]
+    shape = models.PRESETS[_known(model, models.PRESETS, flag="--model")]
     for name in policy_names:
-        _known("--policies", name, policies.PRESETS)
+        _known(name, policies.PRESETS, flag="--policies")
     config = ExperimentConfig(
         model=shape,
         data=DataConfig(source=data, vocab_size=shape.vocab_size),
@@ -121,7 +125,7 @@ def assign(config: ExperimentConfig, assignments: Sequence[str]) -> ExperimentCo
         path, equals, text = assignment.partition("=")
         if not equals:
             raise ValueError(f"--set: must read path=value, got {assignment!r}.")
-        value = _parse(path, text, settings(config))
+        value = _parse(path, text, settings=settings(config))
         section, field = path.split(".")
         changes[section][field] = value
     sections = {
@@ -145,13 +149,13 @@ def _between(names: Sequence[str]) -> list[str]:
     return [name for name in names if name not in (REFERENCE, CONTROL)]
 
 
-def _known(flag: str, name: str, known: Iterable[str]) -> str:
+def _known(name: str, known: Iterable[str], *, flag: str) -> str:
     if name not in known:
         raise ValueError(f"{flag}: must be one of {', '.join(known)}, got {name!r}.")
     return name
 
 
-def _parse(path: str, text: str, settings: Mapping[str, Any]) -> Any:
+def _parse(path: str, text: str, *, settings: Mapping[str, Any]) -> Any:
     """Returns the text as a value of the type that the setting has."""
     if path in DERIVED:
         raise ValueError(f"--set: {path} follows {DERIVED[path]}; set that instead.")

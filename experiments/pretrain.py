@@ -21,7 +21,7 @@ from experiments import presets, record, report
 from experiments.compare import Comparison
 from experiments.presets import ExperimentConfig, RunConfig
 from fp4jax import data, models, policies, train
-from fp4jax.data import Corpus
+from fp4jax.data import Corpus, DataConfig
 
 _INDENT = {"initial_indent": "  ", "subsequent_indent": "  "}
 
@@ -34,25 +34,27 @@ class Arguments:
     - BF16 always trains, as the reference, and so does a 2-bit control, which must
       lose plainly: if not, no gap can be trusted, and the exit status is 1.
     - N-gram models stand beside them, fitted on exactly the tokens that they saw.
+    - Text holds no NaN: a run whose loss is not finite ends in the report as diverged,
+      and unless it is the control's, the exit status is 1.
     - Wrong arguments or data are one error, exit status 2, and leave nothing behind.
     """
 
-    model: str = "tiny"
-    """Shape of the model, from the list above."""
-    policies: str = "bf16,e2m1_ref,ufp4"
-    """Policies to train, from the list above, with commas between them."""
-    data: str = "stdlib"
-    """Text: this Python's standard library (stdlib), or a file or folder of *.txt."""
+    model: str = presets.MODEL
+    """shape of the model, from the list above."""
+    policies: str = ",".join(presets.POLICIES)
+    """policies to train, from the list above, with commas between them."""
+    data: str = DataConfig.source
+    """text: this Python's standard library (stdlib), or a file or folder of *.txt."""
     steps: int = RunConfig.steps
-    """Optimizer steps of every run."""
+    """optimizer steps of every run."""
     seeds: int = RunConfig.seeds
-    """Runs of every policy, each on other batches; from 2 on, their spread is shown."""
+    """runs of every policy, each on other batches; from 2 on, their spread is shown."""
     set: Annotated[
         tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="PATH=VALUE")
     ] = ()
-    """Sets a field of the configuration, listed above, such as optim.lr=3e-4."""
+    """sets a field of the configuration, listed above, such as optim.lr=3e-4."""
     out: Annotated[str, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")] = ""
-    """New or empty folder for the results. Default: runs/, the model and the time."""
+    """new or empty folder for the results; by default runs/, the model and the time."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,6 +1,6 @@
 """How long quantization takes, against one elementwise pass over the same array.
 
-    python -m experiments.quantize_speed [--size 4096]
+    python -m experiments.quantize_speed [--size 4096] [--out FILE]
 
 Prints a table of medians and their ratio to `x * 2 + 1`, each compiled, in this
 process, in turns. What XLA makes of the plain JAX reference, without kernels.
@@ -10,6 +10,7 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from experiments import record
 from fp4jax.numerics import (
     E2M1,
     E4M3,
@@ -41,7 +43,7 @@ QUANTIZERS = {
 
 
 def operand(quantizer: Quantizer) -> Callable[[jax.Array], jax.Array]:
-    """From an array to the input of its GEMM, as `fp4jax.dot_general` makes it."""
+    """Returns what makes the input of a GEMM from an array, as `dot_general` does."""
     key = jax.random.key(0)
     other = 0 if quantizer.is_square else None
     return lambda x: quantize_blocks(
@@ -49,8 +51,10 @@ def operand(quantizer: Quantizer) -> Callable[[jax.Array], jax.Array]:
     ).operand(jnp.bfloat16)
 
 
-def medians(functions: dict[str, Callable], x: jax.Array, *, rounds: int) -> dict:
-    """Milliseconds of each compiled function, measured in turns."""
+def medians(
+    functions: dict[str, Callable], x: jax.Array, *, rounds: int
+) -> dict[str, float]:
+    """Returns the milliseconds of each compiled function, measured in turns."""
     compiled = {name: jax.jit(f).lower(x).compile() for name, f in functions.items()}
     times: dict[str, list[float]] = {name: [] for name in compiled}
     for _ in range(rounds + 1):  # the first round warms up
@@ -61,12 +65,13 @@ def medians(functions: dict[str, Callable], x: jax.Array, *, rounds: int) -> dic
     return {name: statistics.median(t[1:]) for name, t in times.items()}
 
 
-def main(size: int = 4096, rounds: int = 11) -> None:
+def main(size: int = 4096, *, rounds: int = 11, out: Path | None = None) -> None:
     """Times quantizers against one elementwise pass.
 
     Args:
-      size: Rows and columns of the bfloat16 array.
-      rounds: Measurements of each.
+      size: rows and columns of the bfloat16 array.
+      rounds: measurements of each.
+      out: file for the table, the versions and the device, as JSON.
     """
     x = jax.random.normal(jax.random.key(1), (size, size), jnp.bfloat16)
     yardstick = "x * 2 + 1"
@@ -75,9 +80,14 @@ def main(size: int = 4096, rounds: int = 11) -> None:
     times = medians(functions, x, rounds=rounds)
     device = jax.devices()[0].device_kind
     table = Table("", "ms", "ratio", title=f"{size} x {size} bfloat16 on {device}")
-    for name, ms in times.items():
-        table.add_row(name, f"{ms:.2f}", f"{ms / times[yardstick]:.2f}")
+    rows = {
+        name: {"ms": ms, "ratio": ms / times[yardstick]} for name, ms in times.items()
+    }
+    for name, row in rows.items():
+        table.add_row(name, *(f"{value:.2f}" for value in row.values()))
     Console().print(table)
+    if out:
+        record.write_json(out, {"size": size, "rows": rows, **record.setting()})
 
 
 if __name__ == "__main__":

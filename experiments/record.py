@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import platform
 import subprocess
 from importlib import metadata
@@ -19,7 +20,6 @@ _LIBRARIES = ("jax", "jaxlib", "flax", "optax", "grain", "numpy", "tokenizers")
 
 def describe(config: ExperimentConfig, *, command: str) -> dict[str, Any]:
     """Returns all that it takes to repeat a comparison, as JSON has it."""
-    device = jax.devices()[0]
     return {
         "command": command,
         "config": dataclasses.asdict(config),
@@ -27,6 +27,14 @@ def describe(config: ExperimentConfig, *, command: str) -> dict[str, Any]:
             name: recipes.to_json(policies.PRESETS[name](config.model))
             for name in config.policies
         },
+        **setting(),
+    }
+
+
+def setting() -> dict[str, Any]:
+    """Returns the versions, the commit and the device that results come from."""
+    device = jax.devices()[0]
+    return {
         "versions": {
             "python": platform.python_version(),
             "fp4jax": fp4jax.__version__,
@@ -86,9 +94,18 @@ def create(folder: Path, description: dict[str, Any]) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes a value for people and programs to read."""
-    path.write_text(_text(value), encoding="utf-8")
+    """Writes a value for people and programs to read; null for NaN and infinities."""
+    path.write_text(_text(_finite(value)), encoding="utf-8")
 
 
 def _text(value: Any) -> str:
     return json.dumps(value, indent=2, allow_nan=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    """Returns nested lists and dicts with None for every number that JSON lacks."""
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

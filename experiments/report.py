@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.table import Table
 
+from experiments.ngram import SMOOTHING
 from experiments.presets import CONTROL, REFERENCE
 from experiments.record import write_json
 
@@ -160,7 +161,7 @@ def write(
     command: str,
 ) -> None:
     """Writes report.json, report.md and loss.png; JSON has null for what diverged."""
-    write_json(folder / "report.json", _finite(dataclasses.asdict(report)))
+    write_json(folder / "report.json", dataclasses.asdict(report))
     page = markdown(report, title=title, command=command)
     (folder / "report.md").write_text(page, encoding="utf-8")
     plot(trials, baselines, folder / "loss.png")
@@ -205,7 +206,7 @@ def caption(report: Report) -> str:
         "BF16's: positive is worse than BF16, negative better. "
         + ("Means over seeds, +- the sample standard deviation. " if spread else "")
         + f"{CONTROL} is the control, 2 bits, which must be plainly worse. The n-grams "
-        "(interpolated Kneser-Ney) saw exactly the tokens that the models saw."
+        f"({SMOOTHING}) saw exactly the tokens that the models saw."
     )
 
 
@@ -309,12 +310,3 @@ def _cells(row: BaselineRow) -> tuple[str, ...]:
 
 def _percent(value: float) -> str:
     return f"{value:+.2f}%" if math.isfinite(value) else "diverged"
-
-
-def _finite(value: Any) -> Any:
-    """Returns nested lists and dicts with None for every number that JSON lacks."""
-    if isinstance(value, dict):
-        return {name: _finite(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

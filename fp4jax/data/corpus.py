@@ -141,7 +141,8 @@ def load_corpus(config: DataConfig) -> Corpus:
     documents = read_documents(config.source, site_packages=config.site_packages)
     train, heldout = split_documents(documents, config.holdout)
     arrays = _cached(
-        _key(config, train, heldout), lambda: _tokenize(config, train, heldout)
+        _key(config, train=train, heldout=heldout),
+        lambda: _tokenize(config, train=train, heldout=heldout),
     )
 
     def split(name: str, documents: list[Document]) -> Documents:
@@ -164,7 +165,7 @@ def load_corpus(config: DataConfig) -> Corpus:
 
 
 def _tokenize(
-    config: DataConfig, train: list[Document], heldout: list[Document]
+    config: DataConfig, *, train: list[Document], heldout: list[Document]
 ) -> Arrays:
     """Trains the tokenizer and encodes both splits: the arrays that are cached."""
     tokenizer = train_tokenizer(
@@ -183,7 +184,7 @@ def _tokenize(
     return arrays
 
 
-def _key(config: DataConfig, train: list[Document], heldout: list[Document]) -> str:
+def _key(config: DataConfig, *, train: list[Document], heldout: list[Document]) -> str:
     """Returns the hash of all that the cached arrays depend on."""
     settings = (_CACHE_FORMAT, tokenizers.__version__, config.tokenizer)
     key = hashlib.sha256(repr((*settings, config.vocab_size, len(train))).encode())

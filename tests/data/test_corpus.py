@@ -1,3 +1,5 @@
+"""Splits, the cache of tokens, and settings out of range."""
+
 import dataclasses
 import json
 

@@ -1,3 +1,5 @@
+"""Every target falls into one row of an epoch, and an iterator resumes exactly."""
+
 import dataclasses
 import itertools
 import json

@@ -1,3 +1,5 @@
+"""Which documents are read, in which order, and on which side each falls."""
+
 import hashlib
 import sysconfig
 

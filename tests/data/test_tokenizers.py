@@ -1,3 +1,5 @@
+"""Text survives both tokenizers, and every token knows its bytes."""
+
 import numpy as np
 import pytest
 

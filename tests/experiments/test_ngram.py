@@ -1,3 +1,5 @@
+"""N-grams equal brute force, and their probabilities sum to one."""
+
 import collections
 import math
 

@@ -1,3 +1,5 @@
+"""The command line's words reach their fields, or one sentence says why not."""
+
 import pytest
 
 from experiments import presets

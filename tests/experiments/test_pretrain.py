@@ -1,3 +1,5 @@
+"""The command from its arguments to its folder of results."""
+
 import json
 import math
 
