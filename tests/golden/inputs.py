@@ -30,6 +30,8 @@ def heavy_tailed(seed: int, shape: tuple[int, ...]) -> np.ndarray:
 
 
 DISTRIBUTIONS = {"normal": bell, "heavy": heavy_tailed}
+# Shape of the matrices that are quantized in many ways.
+SMALL = (64, 256)
 # Tensor amaxes of the matrices of ties.
 TIE_AMAXES = (1.37, 3e-5, 812.3)
 # Powers of two that the ladder matrices are multiplied by.
@@ -87,6 +89,19 @@ def ties(amax: float, shape=(64, 256), seed=24) -> np.ndarray:
 def lattice(shape=(128, 512), seed=22) -> np.ndarray:
     """A float32 matrix of multiples of 1/64 below 4: sums of 16 are exact."""
     return (np.clip(np.rint(bell(seed, shape) * 64), -255, 255) / 64).astype(np.float32)
+
+
+def crowded(tile=16, shape=(64, 256), seed=25) -> np.ndarray:
+    """A float32 matrix of multiples of 1/32 in square tiles, up to 1 in magnitude.
+
+    A tile's values fill the upper part of its range, from 0.1 to 0.9 of it.
+    """
+    words = np.random.PCG64(seed).random_raw(int(np.prod(shape)))
+    uniform = (words >> np.uint64(11)).astype(np.float64).reshape(shape) * 2.0**-53
+    spread = 0.1 + 0.8 * uniform[::tile, ::tile]
+    x = 1 - np.kron(spread, np.ones((tile, tile))) * uniform
+    sign = np.where((words & np.uint64(1)).reshape(shape), 1, -1)
+    return (np.rint(x * 32) / 32 * sign).astype(np.float32)
 
 
 def save(name: str, **arrays: np.ndarray) -> None:

@@ -56,7 +56,9 @@ def load_reference(root: pathlib.Path) -> types.ModuleType:
     return recipes.reference_nvfp4
 
 
-def quantized(reference, x: np.ndarray, dtype: str, tile, rotated=False) -> dict:
+def quantized(
+    reference, x: np.ndarray, dtype: str, tile, rotated=False, **options
+) -> dict:
     """Packed codes, scale bytes (one row for each row of tiles) and tensor amax."""
     tensor = torch.from_numpy(x).to(getattr(torch, dtype))
     quantizer = reference.NVFP4QuantizerRef(
@@ -65,6 +67,7 @@ def quantized(reference, x: np.ndarray, dtype: str, tile, rotated=False) -> dict
         columnwise=rotated,
         quant_tile_shape=tile,
         with_rht=rotated,
+        **options,
     )
     if rotated:  # The reference rotates the transposed tensor only.
         result = quantizer.quantize(tensor.t().contiguous())
