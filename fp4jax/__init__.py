@@ -7,6 +7,7 @@ from fp4jax.numerics import dequantize as dequantize
 from fp4jax.numerics import fake_quant as fake_quant
 from fp4jax.numerics import operand as operand
 from fp4jax.numerics import quantize as quantize
+from fp4jax.numerics import stats as stats
 from fp4jax.ops.dot_general import dot_general as dot_general
 from fp4jax.ops.einsum import einsum as einsum
 
