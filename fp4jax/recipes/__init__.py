@@ -6,6 +6,7 @@ from fp4jax.recipes.int2 import int2 as int2
 from fp4jax.recipes.nvfp4 import nvfp4 as nvfp4
 from fp4jax.recipes.policy import Policy as Policy
 from fp4jax.recipes.policy import Rule as Rule
+from fp4jax.recipes.policy import Schedule as Schedule
 from fp4jax.recipes.recipe import Dgrad as Dgrad
 from fp4jax.recipes.recipe import Fprop as Fprop
 from fp4jax.recipes.recipe import Recipe as Recipe

@@ -1,10 +1,11 @@
-"""Which recipe each linear layer of a model takes."""
+"""Which recipe each linear layer of a model takes, and from which step on."""
 
 import dataclasses
 import fnmatch
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+from fp4jax.numerics.checks import is_integer
 from fp4jax.recipes.recipe import Recipe
 
 
@@ -72,6 +73,67 @@ class Policy:
         """Returns the first rule that matches a path, or None."""
         matching = (r for r in self.rules if fnmatch.fnmatchcase(path, r.pattern))
         return next(matching, None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """Policies that follow one another, such as a last phase in BF16.
+
+    Attributes:
+      phases: pairs of the step from which a policy holds, 0 first, and the policy.
+
+    Example:
+      >>> from fp4jax import recipes
+      >>> fp4, finish = Policy(recipes.ufp4()), Policy(recipes.bf16())
+      >>> Schedule(((0, fp4), (820, finish))).at(819) == fp4
+      True
+    """
+
+    phases: tuple[tuple[int, Policy], ...]
+
+    def __post_init__(self):
+        _check_type("Schedule: phases", self.phases, tuple)
+        for i, phase in enumerate(self.phases):
+            _check_type(f"Schedule: phases[{i}]", phase, tuple)
+            if len(phase) != 2 or not is_integer(phase[0]):
+                raise TypeError(
+                    f"Schedule: phases[{i}] must be an integer step and a policy, got "
+                    f"{phase!r}."
+                )
+            _check_type(f"Schedule: phases[{i}][1]", phase[1], Policy)
+        starts = [start for start, _ in self.phases]
+        if starts[:1] != [0] or starts != sorted(set(starts)):
+            raise ValueError(
+                "Schedule: phases must start at step 0, then at growing steps, got "
+                f"{starts}."
+            )
+
+    @classmethod
+    def of(cls, policy: "Policy | Schedule") -> "Schedule":
+        """Returns a schedule as it is, a policy as the schedule that never changes."""
+        return policy if isinstance(policy, Schedule) else cls(((0, policy),))
+
+    @property
+    def policies(self) -> tuple[Policy, ...]:
+        """The policies in their order."""
+        return tuple(policy for _, policy in self.phases)
+
+    def at(self, step: int) -> Policy:
+        """Returns the policy of a step, counted from 0."""
+        return [policy for start, policy in self.phases if start <= step][-1]
+
+    def spans(self, steps: int) -> Iterator[tuple[Policy, int]]:
+        """Yields each policy of a run of `steps`, and how many steps end it."""
+        ends = [*(start for start, _ in self.phases[1:]), steps]
+        for (start, policy), end in zip(self.phases, ends, strict=True):
+            if start < steps:
+                yield policy, min(end, steps)
+
+    def check(self, paths: Iterable[str]) -> None:
+        """Raises ValueError as `Policy.check` does, for any of the policies."""
+        paths = list(paths)
+        for policy in self.policies:
+            policy.check(paths)
 
 
 def _block(path: str) -> list[str]:

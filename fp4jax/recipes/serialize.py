@@ -25,6 +25,7 @@ _KINDS = {
         recipe.Recipe,
         policy.Rule,
         policy.Policy,
+        policy.Schedule,
     )
 }
 

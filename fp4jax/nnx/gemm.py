@@ -1,0 +1,124 @@
+"""What NNX layers call in place of `lax.dot_general` and `jnp.einsum`."""
+
+from typing import Any
+
+import jax
+from flax import nnx
+
+from fp4jax.ops.dot_general import DimensionNumbers, dot_general
+from fp4jax.ops.einsum import einsum
+from fp4jax.recipes import Recipe
+
+
+class NoiseKey(nnx.Variable):
+    """The constant key of a layer; stacked layers hold one each."""
+
+
+class QuantStep(nnx.Variable):
+    """The training step, which `set_step` writes; None until then."""
+
+
+class Gemm(nnx.Module):
+    """The recipe of a layer and the state that its GEMMs read.
+
+    The key of a call is the layer's constant key folded with the step that `set_step`
+    wrote. Nothing changes in the forward pass, so `jax.jit`, `nnx.jit`, scan and remat
+    give the same numbers. Without a step there is no key: evaluation needs none, and
+    differentiating a recipe that draws raises, so that forgetting `set_step` does not
+    repeat noise silently. Calls of one layer within a step share their noise: give
+    micro-batches steps of their own, and layers that differ objects of their own.
+
+    Args:
+      recipe: what to quantize.
+      rngs: provides the layer's key, from its stream "quant".
+      stack: leading axes of the layer's kernel where layers are stacked for a scan.
+    """
+
+    def __init__(self, recipe: Recipe, *, rngs: nnx.Rngs, stack: tuple[int, ...] = ()):
+        key = rngs["quant"]()
+        self.recipe = recipe
+        self.key = NoiseKey(jax.random.split(key, stack) if stack else key)
+        self.step = QuantStep(None)
+
+    def set_recipe(self, recipe: Recipe) -> None:
+        """Replaces the recipe; key and step stay."""
+        self.recipe = recipe
+
+    def _arguments(self) -> dict[str, Any]:
+        """Returns the arguments of `fp4jax.dot_general` that this layer decides."""
+        step = self.step.get_value()
+        key = None if step is None else jax.random.fold_in(self.key.get_value(), step)
+        return {"recipe": self.recipe, "key": key}
+
+
+class DotGeneral(Gemm):
+    """A `fp4jax.dot_general` with a key of its own, for `dot_general` of a layer.
+
+    Args: as of `Gemm`.
+
+    Example:
+      >>> from flax import nnx
+      >>> import fp4jax.nnx
+      >>> from fp4jax import recipes
+      >>> rngs = nnx.Rngs(0)
+      >>> dot = fp4jax.nnx.DotGeneral(recipes.ufp4(), rngs=rngs)
+      >>> layer = nnx.Linear(64, 32, dot_general=dot, rngs=rngs)
+      >>> fp4jax.nnx.set_step(layer, 0)
+    """
+
+    def __call__(
+        self,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        dimension_numbers: DimensionNumbers,
+        precision: Any = None,
+        preferred_element_type: Any = None,
+        *,
+        out_sharding: Any = None,
+    ) -> jax.Array:
+        """Computes `fp4jax.dot_general` with this layer's recipe and key."""
+        return dot_general(
+            lhs,
+            rhs,
+            dimension_numbers,
+            precision,
+            preferred_element_type,
+            out_sharding=out_sharding,
+            **self._arguments(),
+        )
+
+
+class Einsum(Gemm):
+    """A `fp4jax.einsum` with a key of its own, for `einsum_op` of an `nnx.Einsum`.
+
+    Args: as of `Gemm`.
+
+    Example:
+      >>> from flax import nnx
+      >>> import fp4jax.nnx
+      >>> from fp4jax import recipes
+      >>> rngs = nnx.Rngs(0)
+      >>> op = fp4jax.nnx.Einsum(recipes.ufp4(), rngs=rngs)
+      >>> layer = nnx.Einsum("btd,dhe->bthe", (32, 2, 16), einsum_op=op, rngs=rngs)
+    """
+
+    def __call__(
+        self,
+        spec: str,
+        lhs: jax.Array,
+        rhs: jax.Array,
+        *,
+        precision: Any = None,
+        preferred_element_type: Any = None,
+        out_sharding: Any = None,
+    ) -> jax.Array:
+        """Computes `fp4jax.einsum` with this layer's recipe and key; `rhs` is w."""
+        return einsum(
+            spec,
+            lhs,
+            rhs,
+            precision=precision,
+            preferred_element_type=preferred_element_type,
+            out_sharding=out_sharding,
+            **self._arguments(),
+        )

@@ -1,0 +1,151 @@
+"""Quantizing a model that exists: its linear layers get a recipe by their path."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from fp4jax.nnx.gemm import DotGeneral, Einsum, Gemm
+from fp4jax.recipes import Policy, Recipe
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """A layer that takes a recipe, and where it keeps what computes its product.
+
+    Attributes:
+      path: such as "blocks/0/attention/query".
+      module: an `nnx.Linear`, `nnx.LinearGeneral` or `nnx.Einsum`.
+      attribute: of the module, that holds a function or a `Gemm`.
+      default: the functions that an unquantized layer has there.
+      gemm_type: what a quantized layer has there.
+      shape: of the kernel of one layer.
+    """
+
+    path: str
+    module: Any
+    attribute: str
+    default: tuple[Callable | None, ...]
+    gemm_type: type[Gemm]
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, path: str, module: Any) -> "Layer | None":
+        """Returns the layer that a module is, or None."""
+        match module:
+            case nnx.Linear():
+                shape = (module.in_features, module.out_features)
+            case nnx.LinearGeneral():
+                sizes = tuple(module.batch_axis.values())
+                shape = (*sizes, *module.in_features, *module.out_features)
+            case nnx.Einsum():
+                shape = tuple(module.kernel_shape)
+                return cls(path, module, "einsum_op", (jnp.einsum,), Einsum, shape)
+            case _:
+                return None
+        default = (lax.dot_general, None)
+        return cls(path, module, "dot_general", default, DotGeneral, shape)
+
+    @property
+    def gemm(self) -> Gemm | None:
+        """What quantizes the layer; None where nothing does."""
+        found = getattr(self.module, self.attribute)
+        return found if isinstance(found, Gemm) else None
+
+    @property
+    def stack(self) -> tuple[int, ...]:
+        """Leading axes of the kernel of layers that are stacked for a scan.
+
+        Raises:
+          ValueError: the axes that stack the layers are not the first.
+        """
+        shape = self.module.kernel.get_value().shape
+        stack = shape[: len(shape) - len(self.shape)]
+        if shape != (*stack, *self.shape):
+            raise ValueError(
+                "quantize_model: axes that stack layers must be the first of a kernel, "
+                f"got shape={shape} at {self.path!r}, where one layer has {self.shape}."
+            )
+        return stack
+
+    def set_recipe(self, recipe: Recipe, *, rngs: nnx.Rngs) -> None:
+        """Quantizes the layer, or replaces the recipe of one that is.
+
+        Raises:
+          ValueError: the layer computes its product by a function of its own.
+        """
+        if self.gemm is not None:
+            self.gemm.set_recipe(recipe)
+            return
+        found = getattr(self.module, "dot_general_cls", None)
+        found = found or getattr(self.module, self.attribute)
+        if found not in self.default:
+            raise ValueError(
+                f"quantize_model: {self.attribute} must be Flax's default, or the "
+                f"recipe has no effect, got {found!r} at {self.path!r}."
+            )
+        gemm = self.gemm_type(recipe, rngs=rngs, stack=self.stack)
+        setattr(self.module, self.attribute, nnx.data(gemm))
+
+
+def layers(model: nnx.Module) -> Iterator[Layer]:
+    """Yields every layer of a model that takes a recipe; tied layers once."""
+    for path, module in nnx.iter_modules(model):
+        layer = Layer.of("/".join(map(str, path)), module)
+        if layer is not None:
+            yield layer
+
+
+def quantize_model(
+    model: nnx.Module, policy: Policy | Recipe, *, rngs: nnx.Rngs
+) -> None:
+    """Gives the linear layers of a model their recipes, in place.
+
+    These are `nnx.Linear`, `nnx.LinearGeneral`, with it the projections of
+    `nnx.MultiHeadAttention`, and `nnx.Einsum`, an output head among them: a rule such
+    as `Rule("head", recipes.bf16())` leaves it out. What multiplies elsewhere is not
+    reached: convolutions, `nnx.Embed.attend`, the products of queries, keys and values.
+
+    Layers stacked for a scan are recognized by the leading axes of their kernels. A
+    model that is quantized already changes its recipes and keeps its keys, so one call
+    moves it to the next phase of a `Schedule`.
+
+    Args:
+      model: any module.
+      policy: maps layer paths such as "blocks/0/attention/query" to recipes; the path
+        of stacked layers has no index. A recipe alone is for all layers.
+      rngs: its stream "quant" provides the keys.
+
+    Raises:
+      ValueError: a rule that matches no layer; a layer with a `dot_general`,
+        `dot_general_cls` or `einsum_op` of its own; layers stacked along another axis
+        than the first; a model without linear layers.
+      TypeError: `policy` is neither a policy nor a recipe.
+
+    Example:
+      >>> from flax import nnx
+      >>> import fp4jax.nnx
+      >>> from fp4jax import recipes
+      >>> attention = nnx.MultiHeadAttention(2, 32, decode=False, rngs=nnx.Rngs(0))
+      >>> fp4jax.nnx.quantize_model(attention, recipes.ufp4(), rngs=nnx.Rngs(1))
+      >>> [layer.path for layer in fp4jax.nnx.layers(attention)]
+      ['key', 'out', 'query', 'value']
+    """
+    if isinstance(policy, Recipe):
+        policy = Policy(policy)
+    if not isinstance(policy, Policy):
+        raise TypeError(
+            f"quantize_model: policy must be a Policy or a Recipe, got {policy!r}."
+        )
+    found = list(layers(model))
+    if not found:
+        raise ValueError(
+            "quantize_model: model must have an nnx.Linear, nnx.LinearGeneral or "
+            f"nnx.Einsum, got {type(model).__name__} without."
+        )
+    policy.check(layer.path for layer in found)
+    for layer in found:
+        layer.set_recipe(policy.recipe(layer.path), rngs=rngs)
