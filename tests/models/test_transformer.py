@@ -147,14 +147,14 @@ def loss_and_gradient(policy, **changes):
     graph, params, rest = nnx.split(build(policy, **changes), nnx.Param, ...)
     inputs = tokens(2, 17)
 
-    def loss(params):
+    def loss(params, step):
         model = nnx.merge(graph, params, rest, copy=True)
-        fp4jax.nnx.set_step(model, 0)
+        fp4jax.nnx.set_step(model, step)
         logits = jax.nn.log_softmax(model(inputs[:, :-1]))
         return -jnp.take_along_axis(logits, inputs[:, 1:, None], axis=-1).mean()
 
     options = {"xla_allow_excess_precision": False}
-    return jax.jit(jax.value_and_grad(loss), compiler_options=options)(params)
+    return jax.jit(jax.value_and_grad(loss), compiler_options=options)(params, 0)
 
 
 def test_scan_and_remat_change_no_bit():
@@ -171,12 +171,16 @@ def saved(**changes):
     graph, params, rest = nnx.split(build(policies.ufp4, **changes), nnx.Param, ...)
     inputs = tokens(2, 24)
 
-    def logits(params):
+    def logits(params, step):
         model = nnx.merge(graph, params, rest, copy=True)
-        fp4jax.nnx.set_step(model, 0)
+        fp4jax.nnx.set_step(model, step)
         return model(inputs)
 
-    residuals = jax.eval_shape(lambda params: jax.vjp(logits, params)[1], params)
+    residuals = jax.eval_shape(
+        lambda params, step: jax.vjp(lambda params: logits(params, step), params)[1],
+        params,
+        0,
+    )
     by_token = (CONFIG.num_layers, *inputs.shape)
     return Counter(
         (*leaf.shape[3:], leaf.dtype.name)

@@ -1,0 +1,111 @@
+"""Policies made from others, and schedules of them."""
+
+import json
+import types
+
+import pytest
+
+from fp4jax import policies, recipes
+from fp4jax.policies import Policy, Rule, Schedule
+from fp4jax.recipes import Dgrad, Fprop
+
+BF16, UFP4, NVFP4 = recipes.bf16(), recipes.ufp4(), recipes.nvfp4()
+FP4, FINISH = Policy(UFP4), Policy(BF16)
+SCHEDULE = Schedule(((0, FP4), (5, FINISH)))
+
+
+def model(layers):
+    return types.SimpleNamespace(num_layers=layers)
+
+
+def paths(layers):
+    return [f"blocks/{i}/mlp/{site}" for i in range(layers) for site in ("up", "down")]
+
+
+def test_keep_leaves_first_and_last_blocks_in_bf16():
+    policy = policies.keep(FP4, model(12), first=1, last=2)
+    policy.check(paths(12))
+    kept = [i for i in range(12) if policy.recipe(f"blocks/{i}/mlp/up") == BF16]
+    assert kept == [0, 10, 11]
+    assert policy.recipe("blocks/1/mlp/up") == UFP4
+
+
+def test_keep_drops_rules_that_only_concern_blocks_kept():
+    rules = (
+        Rule("blocks/3/mlp/down", NVFP4),
+        Rule("blocks/1/*", NVFP4),
+        Rule("*/mlp/down", NVFP4),
+    )
+    policy = policies.keep(Policy(UFP4, rules), model(4), last=1)
+    policy.check(paths(4))
+    assert [rule.pattern for rule in policy.rules] == [
+        "blocks/3/*",
+        "blocks/1/*",
+        "*/mlp/down",
+    ]
+
+
+@pytest.mark.parametrize(("first", "last"), [(-1, 0), (0, -1), (2, 2), (4, 0)])
+def test_keep_leaves_a_block_to_quantize(first, last):
+    with pytest.raises(ValueError, match=f"first={first}, last={last} of num_layers=4"):
+        policies.keep(FP4, model(4), first=first, last=last)
+
+
+def test_bf16_forward_changes_fprop_alone():
+    policy = policies.bf16_forward(Policy(UFP4, (Rule("*/up", NVFP4),)))
+    for recipe, original in (
+        (policy.default, UFP4),
+        (policy.recipe("blocks/0/mlp/up"), NVFP4),
+    ):
+        assert recipe.fprop == Fprop()
+        assert (recipe.dgrad, recipe.wgrad) == (original.dgrad, original.wgrad)
+        assert recipe.dgrad != Dgrad()
+
+
+@pytest.mark.parametrize(
+    ("step", "policy"), [(0, FP4), (4, FP4), (5, FINISH), (99, FINISH)]
+)
+def test_a_schedule_changes_at_its_step(step, policy):
+    assert SCHEDULE.at(step) == policy
+
+
+@pytest.mark.parametrize(
+    ("steps", "spans"),
+    [(3, [(FP4, 3)]), (5, [(FP4, 5)]), (8, [(FP4, 5), (FINISH, 8)])],
+)
+def test_spans_end_with_the_run(steps, spans):
+    assert list(SCHEDULE.spans(steps)) == spans
+
+
+def test_a_policy_is_a_schedule_that_never_changes():
+    assert list(Schedule.of(FP4).spans(7)) == [(FP4, 7)]
+    assert Schedule.of(SCHEDULE) is SCHEDULE
+
+
+def test_a_schedule_survives_json():
+    data = json.loads(json.dumps(recipes.to_json(SCHEDULE)))
+    assert recipes.from_json(data) == SCHEDULE
+
+
+def test_a_schedule_checks_every_policy():
+    typo = Policy(UFP4, (Rule("*/dwon", BF16),))
+    with pytest.raises(ValueError, match=r"pattern='\*/dwon'"):
+        Schedule(((0, FP4), (5, typo))).check(path for path in paths(2))
+
+
+@pytest.mark.parametrize(
+    ("phases", "error", "message"),
+    [
+        ((), ValueError, r"start at step 0, .*, got \[\]"),
+        (((1, FP4),), ValueError, r"start at step 0, .*, got \[1\]"),
+        (((0, FP4), (0, FINISH)), ValueError, r"growing steps, got \[0, 0\]"),
+        (((0, FP4), (7, FP4), (5, FP4)), ValueError, r"got \[0, 7, 5\]"),
+        ([(0, FP4)], TypeError, "phases must be a tuple"),
+        ((0, FP4), TypeError, r"phases\[0\] must be a tuple, got 0"),
+        (((0.0, FP4),), TypeError, r"phases\[0\] must be an integer step and"),
+        (((0, UFP4),), TypeError, r"phases\[0\]\[1\] must be a Policy"),
+    ],
+)
+def test_bad_phases_raise(phases, error, message):
+    with pytest.raises(error, match=message):
+        Schedule(phases)
