@@ -23,8 +23,11 @@ from fp4jax.numerics.qtensor import operand as operand
 from fp4jax.numerics.qtensor import quantize as quantize
 from fp4jax.numerics.quantizer import Quantizer as Quantizer
 from fp4jax.numerics.rounding import NEAREST as NEAREST
+from fp4jax.numerics.rounding import MSEden as MSEden
 from fp4jax.numerics.rounding import Nearest as Nearest
 from fp4jax.numerics.rounding import Stochastic as Stochastic
 from fp4jax.numerics.scaling import Fresh as Fresh
+from fp4jax.numerics.scaling import Held as Held
 from fp4jax.numerics.scaling import Scale as Scale
+from fp4jax.numerics.scaling import TensorScale as TensorScale
 from fp4jax.numerics.sites import Site as Site

@@ -1,6 +1,7 @@
 """Quantization of an array in blocks: the one algorithm behind every recipe."""
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -9,14 +10,18 @@ from jax import lax
 
 from fp4jax.numerics import (
     blocks,
+    candidates,
     checks,
+    eden,
     exact,
     hadamard,
     random_bits,
     rounding,
     scaling,
 )
+from fp4jax.numerics.formats import Format
 from fp4jax.numerics.quantizer import Quantizer
+from fp4jax.numerics.rounding import MSEden, Nearest
 from fp4jax.numerics.sites import Site
 
 
@@ -30,6 +35,7 @@ class Blocks:
       tensor_scale: float32 scalar that multiplies every scale, or None.
       signs: float32 signs of the rotation, or None.
       tiling: how the axes were split.
+      axis: the contraction axis.
     """
 
     values: jax.Array
@@ -37,10 +43,19 @@ class Blocks:
     tensor_scale: jax.Array | None
     signs: jax.Array | None
     tiling: blocks.Tiling
+    axis: int
 
     def operand(self, dtype: jax.typing.DTypeLike) -> jax.Array:
         """Returns values scale, joined: the input of the GEMM, no tensor scale yet."""
         return self.tiling.join(exact.cast(self.values * self.scale, dtype))
+
+    def dequantized(self) -> jax.Array:
+        """Returns float32 values like those of the array, still padded."""
+        x = self.operand(jnp.float32)
+        # A rounded product that enters a sum may be contracted with it: this one waits.
+        if self.signs is not None:
+            x = hadamard.rotate_back(x, self.signs, self.axis)
+        return x if self.tensor_scale is None else x * self.tensor_scale
 
 
 def quantize_blocks(
@@ -56,33 +71,81 @@ def quantize_blocks(
     """Rotates, scales and rounds `x` in blocks along `axis`; see `quantize`."""
     _check(x, quantizer, key=key, amax=amax)
     axis, other = _checked_axes(x, quantizer, axis=axis, other=other)
+    padded = _padded_shape(x.shape, quantizer, axis)
+    tiling = _tiling(padded, quantizer, axis=axis, other=other)
+    arrays = fp4_quantize(
+        x, key, amax, quantizer=quantizer, axis=axis, other=other, site=site
+    )
+    return Blocks(*arrays, tiling=tiling, axis=axis)
+
+
+# A call of its own, by which traced programs and profiles show every quantization.
+@functools.partial(jax.jit, static_argnames=("quantizer", "axis", "other", "site"))
+def fp4_quantize(
+    x: jax.Array,
+    key: jax.Array | None,
+    amax: jax.Array | None,
+    *,
+    quantizer: Quantizer,
+    axis: int,
+    other: int | None,
+    site: Site,
+) -> tuple[jax.Array, jax.Array, jax.Array | None, jax.Array | None]:
+    """Returns the arrays of `Blocks`."""
     x, signs = _padded_and_rotated(
         lax.stop_gradient(x), quantizer, axis=axis, key=key, site=site
     )
-    block_axes = (axis,) if other is None else (axis, other)
-    tiling = blocks.Tiling(x.shape, dict.fromkeys(block_axes, quantizer.block_size))
+    tiling = _tiling(x.shape, quantizer, axis=axis, other=other)
     x = tiling.split(x.astype(jnp.float32))
-
     block_amax = blocks.amax(x, tiling.inside)
-    factor = tensor_scale = None
-    if quantizer.tensor_scale is not None:
-        factor = scaling.tensor_factor(
-            blocks.amax(block_amax) if amax is None else jnp.asarray(amax, jnp.float32),
-            quantizer.tensor_scale,
-            quantizer.grid,
+    factor, tensor_amax, tensor_scale = _tensor_level(block_amax, amax, quantizer)
+    if quantizer.scale.candidates is not None:
+        values, scale = _best_candidate(
+            x, block_amax, quantizer, tiling=tiling, factor=factor, amax=tensor_amax
         )
-        tensor_scale = exact.divide(1.0, factor)
+        return values, scale, tensor_scale, signs
     scale, inverse = scaling.block_scale(
         block_amax,
         quantizer.scale,
         quantizer.grid,
-        pad=quantizer.pads,
+        headroom=quantizer.headroom,
         factor=factor,
     )
-    values = _rounded(
-        x * inverse, quantizer, tiling=tiling, axis=axis, key=key, site=site
-    )
-    return Blocks(values, scale, tensor_scale, signs, tiling)
+    t, bits = x * inverse, None
+    if not isinstance(quantizer.rounding, Nearest):
+        assert key is not None
+        words = random_bits.key_words(key, site.rounding_stream)
+        bits = functools.partial(random_bits.uniform16, words)
+    if quantizer.is_stochastic:
+        row, column = blocks.positions(tiling, axis)
+        values = _signed(t, quantizer.grid, tiling.split(bits(row, column)))
+        return values, scale, tensor_scale, signs
+    values = _signed(t, quantizer.grid)
+    if isinstance(quantizer.rounding, MSEden):
+        scale = eden.corrected_scales(
+            scale,
+            t,
+            values,
+            axis=axis,
+            blocks_in_group=quantizer.rounding.group // quantizer.block_size,
+            fmt=quantizer.scale.format,
+            bits=bits(*blocks.positions(blocks.Tiling(scale.shape, {}), axis)),
+        )
+    return values, scale, tensor_scale, signs
+
+
+def _tiling(
+    shape: tuple[int, ...], quantizer: Quantizer, *, axis: int, other: int | None
+) -> blocks.Tiling:
+    axes = (axis,) if other is None else (axis, other)
+    return blocks.Tiling(shape, dict.fromkeys(axes, quantizer.block_size))
+
+
+def _padded_shape(shape: tuple[int, ...], quantizer: Quantizer, axis: int):
+    """Returns the shape with whole blocks and rotation runs along the contraction."""
+    run = 1 if quantizer.rotation is None else quantizer.rotation.size
+    multiple = math.lcm(quantizer.block_size, run)
+    return tuple(n + -n % multiple if i == axis else n for i, n in enumerate(shape))
 
 
 def _padded_and_rotated(
@@ -94,34 +157,62 @@ def _padded_and_rotated(
     site: Site,
 ) -> tuple[jax.Array, jax.Array | None]:
     """Pads the array to whole blocks, and rotates it if so asked; returns the signs."""
-    rotation = quantizer.rotation
-    run = 1 if rotation is None else rotation.size
-    x = blocks.pad_to_multiple(x, {axis: math.lcm(quantizer.block_size, run)})
-    if rotation is None:
+    padded = _padded_shape(x.shape, quantizer, axis)
+    x = blocks.pad_to_multiple(x, {axis: max(padded[axis], 1)})
+    if quantizer.rotation is None:
         return x, None
-    signs = hadamard.sign_vector(rotation, key, site.signs_stream)
+    signs = hadamard.sign_vector(quantizer.rotation, key, site.signs_stream)
     return hadamard.rotate(x, signs, axis), signs
 
 
-def _rounded(
-    t: jax.Array,
+def _tensor_level(block_amax: jax.Array, amax: jax.Array | None, quantizer: Quantizer):
+    """Returns s_enc, the amax that it is made of, and what multiplies every scale."""
+    if quantizer.tensor_scale is None:
+        prescale = quantizer.scale.prescale
+        return None, None, None if prescale is None else jnp.float32(1 / prescale)
+    if amax is None:
+        amax = blocks.amax(block_amax)
+    amax = jnp.asarray(amax, jnp.float32)
+    # A padded scale leaves the tensor's level alone; MS-EDEN's headroom is of both.
+    g_max = quantizer.grid.max
+    if isinstance(quantizer.rounding, MSEden):
+        g_max = g_max / quantizer.rounding.headroom
+    factor = scaling.tensor_factor(amax, quantizer.tensor_scale, g_max)
+    return factor, amax, exact.divide(1.0, factor)
+
+
+def _best_candidate(
+    x: jax.Array,
+    block_amax: jax.Array,
     quantizer: Quantizer,
     *,
     tiling: blocks.Tiling,
-    axis: int,
-    key: jax.Array | None,
-    site: Site,
-) -> jax.Array:
+    factor: jax.Array,
+    amax: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the values and scales of the least error among the candidates."""
+    grid, choices = quantizer.grid, []
+    for candidate in quantizer.scale.candidates or ():
+        scale, inverse = scaling.candidate_scale(
+            block_amax, quantizer.scale, grid, candidate, factor
+        )
+        choices.append((_signed(x * inverse, grid), scale))
+    return candidates.best(
+        x,
+        choices,
+        amax=amax,
+        denominator=grid.max * quantizer.tensor_scale.target,
+        inside=tiling.inside,
+    )
+
+
+def _signed(t: jax.Array, grid: Format, bits: jax.Array | None = None) -> jax.Array:
     """Rounds scaled elements to signed members of the grid, zero without a sign."""
     magnitude = jnp.abs(t)
-    if quantizer.is_stochastic:
-        assert key is not None
-        words = random_bits.key_words(key, site.rounding_stream)
-        row, column = blocks.positions(tiling, axis)
-        bits = tiling.split(random_bits.uniform16(words, row, column))
-        magnitude = rounding.round_stochastic(magnitude, bits, quantizer.grid)
+    if bits is None:
+        magnitude = rounding.round_nearest(magnitude, grid)
     else:
-        magnitude = rounding.round_nearest(magnitude, quantizer.grid)
+        magnitude = rounding.round_stochastic(magnitude, bits, grid)
     return jnp.where((t < 0) & (magnitude > 0), -magnitude, magnitude)
 
 

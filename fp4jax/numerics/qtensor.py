@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fp4jax.numerics import formats, hadamard
+from fp4jax.numerics import formats
 from fp4jax.numerics.blocks import Tiling
 from fp4jax.numerics.blockwise import Blocks, quantize_blocks
 from fp4jax.numerics.quantizer import Quantizer
@@ -168,12 +168,7 @@ def dequantize(q: QTensor) -> jax.Array:
       >>> dequantize(q).tolist()
       [-7.0, 0.0, 3.0]
     """
-    x = _blocks(q).operand(jnp.float32)
-    # A rounded product that enters a sum may be contracted with it, so this one waits.
-    if q.signs is not None:
-        x = hadamard.rotate_back(x, q.signs, q.axis)
-    if q.tensor_scale is not None:
-        x = x * q.tensor_scale
+    x = _blocks(q).dequantized()
     return x[tuple(slice(n) for n in q.shape)].astype(q.dtype)
 
 
@@ -240,4 +235,5 @@ def _blocks(q: QTensor) -> Blocks:
         tensor_scale=q.tensor_scale,
         signs=q.signs,
         tiling=tiling,
+        axis=q.axis,
     )

@@ -5,8 +5,14 @@ import dataclasses
 from fp4jax.numerics import checks
 from fp4jax.numerics.formats import GRIDS, Format
 from fp4jax.numerics.hadamard import Hadamard
-from fp4jax.numerics.rounding import NEAREST, Nearest, Rounding, Stochastic
-from fp4jax.numerics.scaling import Fresh, Scale
+from fp4jax.numerics.rounding import (
+    NEAREST,
+    MSEden,
+    Nearest,
+    Rounding,
+    Stochastic,
+)
+from fp4jax.numerics.scaling import OVERSHOOT, Fresh, Held, Scale, TensorScale
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,9 +26,11 @@ class Quantizer:
       block: elements that share a scale: B in a row along the contraction axis, or
         (B, B) for squares.
       scale: format and rule of the block scale.
-      tensor_scale: `Fresh(target)` for a second, float32 level over the block scales;
-        only with a block scale of 3 mantissa bits.
-      rounding: `NEAREST` or `Stochastic()`.
+      tensor_scale: `Fresh(target)` or `Held(every, target)` for a second, float32 level
+        over the block scales; only with a block scale of 3 mantissa bits, and `Held`
+        without a rotation, for it serves all GEMMs of an operand.
+      rounding: `NEAREST`, `Stochastic()`, or `MSEden(group)`, which needs a rotation
+        and two levels.
       rotation: a `Hadamard` applied along the contraction axis before; not with
         square blocks, whose scales would no longer survive a transposition.
     """
@@ -30,15 +38,19 @@ class Quantizer:
     grid: Format
     block: int | tuple[int, int] = 16
     scale: Scale = Scale()
-    tensor_scale: Fresh | None = None
+    tensor_scale: TensorScale | None = None
     rounding: Rounding = NEAREST
     rotation: Hadamard | None = None
 
     def __post_init__(self):
         self._check_types()
         self._check_block()
+        self.scale.check_grid(self.grid)
+        self._check_tensor_scale()
+        self._check_rounding()
+
+    def _check_tensor_scale(self) -> None:
         scale, tensor_scale = self.scale, self.tensor_scale
-        scale.check_grid(self.grid)
         if tensor_scale is not None and not scale.rounds_mantissa:
             raise ValueError(
                 "Quantizer: tensor_scale must be None unless the block scale is one of "
@@ -49,13 +61,40 @@ class Quantizer:
                 "Quantizer: tensor_scale.target must be at most the largest block "
                 f"scale, {scale.format.max}, got target={tensor_scale.target}."
             )
+        if isinstance(tensor_scale, Held) and self.rotation is not None:
+            raise ValueError(
+                "Quantizer: tensor_scale must not be Held with a rotation, whose amax "
+                f"differs between GEMMs, got rotation={self.rotation}. Use Fresh."
+            )
+
+    def _check_rounding(self) -> None:
+        rounding, scale = self.rounding, self.scale
+        if scale.candidates and (rounding != NEAREST or self.tensor_scale is None):
+            raise ValueError(
+                "Quantizer: scale.candidates need a tensor scale and rounding=NEAREST, "
+                f"got tensor_scale={self.tensor_scale}, rounding={rounding}."
+            )
+        if not isinstance(rounding, MSEden):
+            return
+        if self.rotation is None or self.tensor_scale is None or scale.pad:
+            raise ValueError(
+                "Quantizer: rounding=MSEden needs a rotation and a tensor scale, and "
+                f"no scale.pad, got rotation={self.rotation}, tensor_scale="
+                f"{self.tensor_scale}, scale.pad={scale.pad}."
+            )
+        size, run, group = self.block_size, self.rotation.size, rounding.group
+        if group % size or run % group:
+            raise ValueError(
+                "Quantizer: rounding.group must be a multiple of the block and divide "
+                f"the rotation, got group={group}, block={size}, rotation of {run}."
+            )
 
     def _check_types(self) -> None:
         kinds = {
             "grid": (Format,),
             "scale": (Scale,),
-            "tensor_scale": (Fresh, type(None)),
-            "rounding": (Nearest, Stochastic),
+            "tensor_scale": (Fresh, Held, type(None)),
+            "rounding": (Nearest, Stochastic, MSEden),
             "rotation": (Hadamard, type(None)),
         }
         for name, kind in kinds.items():
@@ -104,7 +143,8 @@ class Quantizer:
     @property
     def draws(self) -> bool:
         """Whether a key is needed: for rounding bits or for signs of each step."""
-        return self.is_stochastic or (self.rotation is not None and self.rotation.draws)
+        rotates_anew = self.rotation is not None and self.rotation.draws
+        return not isinstance(self.rounding, Nearest) or rotates_anew
 
     @property
     def pads(self) -> bool:
@@ -112,3 +152,10 @@ class Quantizer:
         if self.scale.pad is not None:
             return self.scale.pad
         return self.is_stochastic and self.scale.rounds_mantissa
+
+    @property
+    def headroom(self) -> float:
+        """What g_max is divided by when the scale is computed."""
+        if isinstance(self.rounding, MSEden):
+            return self.rounding.headroom
+        return OVERSHOOT if self.pads else 1.0

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fp4jax.numerics import exact
+from fp4jax.numerics import checks, exact
 from fp4jax.numerics.formats import Format
 
 
@@ -27,8 +27,43 @@ class Stochastic:
     """
 
 
+@dataclasses.dataclass(frozen=True)
+class MSEden:
+    """Nearest elements under stochastic scales, unbiased after a random rotation.
+
+    scale = SR(scale_block S),  S = <t, t> / <t, round(t)> over a group
+
+    Elements keep the small error of RTNE; S undoes what they lose along the direction
+    of the group, and rounding the corrected scales stochastically keeps that unbiased.
+    See `eden`.
+
+    Attributes:
+      group: elements that share S, whole blocks of a rotated run.
+      headroom: what g_max is divided by before scales are computed: 17/16, so that a
+        scale rounded down does not clip, times 0.93, a little clipping that lessens the
+        error.
+
+    References: arXiv 2601.22813.
+    """
+
+    group: int = 128
+    headroom: float = 17 / 16 * 0.93
+
+    def __post_init__(self):
+        if not checks.is_integer(self.group) or self.group < 1:
+            raise ValueError(
+                "MSEden: group must be an integer of at least 1, got "
+                f"group={self.group!r}."
+            )
+        if not isinstance(self.headroom, float) or not 0.5 <= self.headroom <= 2:
+            raise ValueError(
+                "MSEden: headroom must be a float in [0.5, 2], got "
+                f"headroom={self.headroom!r}."
+            )
+
+
 NEAREST = Nearest()
-Rounding = Nearest | Stochastic
+Rounding = Nearest | Stochastic | MSEden
 
 
 def round_nearest(t: jax.Array, fmt: Format) -> jax.Array:

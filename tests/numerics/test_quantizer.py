@@ -48,12 +48,12 @@ INVALID = {
     "tensor-scale": (
         lambda: Quantizer(E2M1, tensor_scale=448.0),
         TypeError,
-        "Quantizer: tensor_scale must be Fresh or None, got tensor_scale=448.0",
+        "Quantizer: tensor_scale must be Fresh or Held or None, got tensor_scale=448.0",
     ),
     "rounding": (
         lambda: Quantizer(E2M1, rounding="nearest"),
         TypeError,
-        "Quantizer: rounding must be Nearest or Stochastic, got rounding='nearest'",
+        "Quantizer: rounding must be Nearest or Stochastic or MSEden, got rounding='nearest'",
     ),
     "rotation": (
         lambda: Quantizer(E2M1, rotation=16),

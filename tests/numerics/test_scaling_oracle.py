@@ -31,7 +31,7 @@ from tests.golden import inputs
 f32 = np.float32
 quantize = jax.jit(fp4jax.quantize, static_argnums=1)
 block_scale = jax.jit(
-    scaling.block_scale, static_argnums=(1, 2), static_argnames=("pad",)
+    scaling.block_scale, static_argnums=(1, 2), static_argnames=("headroom",)
 )
 
 # g_max, exponent of g_max, mantissa bits, and the range of E8M0 exponents.
@@ -226,7 +226,11 @@ def test_two_level_scales_equal_numpy_float32_where_they_tie(fmt, pad):
         if fmt != E4M3:
             expected = np.where(expected == 0, 1, expected)
         scale, inverse = block_scale(
-            jnp.asarray(amax), Scale(fmt), E2M1, pad=pad, factor=jnp.asarray(s_enc)
+            jnp.asarray(amax),
+            Scale(fmt),
+            E2M1,
+            headroom=17 / 16 if pad else 1.0,
+            factor=jnp.asarray(s_enc),
         )
         np.testing.assert_array_equal(scale, expected.astype(f32))
         with np.errstate(divide="ignore"):

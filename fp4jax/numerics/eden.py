@@ -1,0 +1,72 @@
+"""MS-EDEN: scales that make nearest rounding unbiased under a random rotation."""
+
+import jax
+import jax.numpy as jnp
+
+from fp4jax.numerics import blocks, exact
+from fp4jax.numerics.formats import Format
+from fp4jax.numerics.rounding import round_stochastic
+
+# Elements enter the sums as integers of this unit: sums are exact in any order, and of
+# at most 256 squares of at most 6.5 fit 32 bits.
+_UNITS = 2**9
+
+
+def correction(
+    t: jax.Array, values: jax.Array, *, axis: int, blocks_in_group: int
+) -> jax.Array:
+    """Returns S = <t, t> / <t, values> of each group, for every block of it.
+
+    Args:
+      t: float32 scaled elements, the contraction axis split in [blocks, block].
+      values: what they were rounded to.
+      axis: the axis of the blocks.
+      blocks_in_group: blocks that share S.
+
+    Returns:
+      Float32, size 1 inside a block; 1 where the denominator is 0.
+    """
+    units = jnp.minimum(jnp.abs(t), jnp.float32(7)) * jnp.float32(_UNITS)
+    units = jnp.round(units).astype(jnp.uint32)
+    halves = (jnp.abs(values) * 2).astype(jnp.uint32)
+
+    def group_sum(x):
+        x = jnp.sum(x, axis=axis + 1, keepdims=True, dtype=jnp.uint32)
+        x = blocks.split_axis(x, axis, blocks_in_group)
+        total = jnp.sum(x, axis=axis + 1, keepdims=True, dtype=jnp.uint32)
+        return blocks.join_axes(jnp.broadcast_to(total, x.shape), axis)
+
+    squares = group_sum(units * units).astype(jnp.float32)
+    products = group_sum(units * halves).astype(jnp.float32)
+    is_zero = products == 0
+    ratio = exact.divide(
+        jnp.where(is_zero, 1, squares), jnp.where(is_zero, 1, products)
+    )
+    return jnp.where(is_zero, jnp.float32(1), ratio * jnp.float32(2 / _UNITS))
+
+
+def corrected_scales(
+    scale: jax.Array,
+    t: jax.Array,
+    values: jax.Array,
+    *,
+    axis: int,
+    blocks_in_group: int,
+    fmt: Format,
+    bits: jax.Array,
+) -> jax.Array:
+    """Rounds scale S to one of the two scales around it, unbiased; NaN stays.
+
+    Args:
+      scale: float32 block scales, members of `fmt`.
+      t: as of `correction`.
+      values: as of `correction`.
+      axis: as of `correction`.
+      blocks_in_group: as of `correction`.
+      fmt: the format of the scales.
+      bits: uint32 uniform in [0, 2^16), one for each block.
+    """
+    factor = correction(t, values, axis=axis, blocks_in_group=blocks_in_group)
+    return jnp.where(
+        jnp.isnan(scale), scale, round_stochastic(scale * factor, bits, fmt)
+    )
