@@ -11,11 +11,12 @@ from typing import Any
 
 from flax import nnx
 
-from experiments import ngram
+from experiments import ngram, presets
 from experiments.presets import ExperimentConfig
 from experiments.report import Baseline, Trial
-from fp4jax import data, models, policies, train
+from fp4jax import data, models, train
 from fp4jax.data import Corpus
+from fp4jax.policies import Policy, Schedule
 from fp4jax.train import TrainState
 
 ORDERS = (2, 3)
@@ -70,16 +71,21 @@ class Comparison:
     def train(self, policy: str, seed: int) -> Trial:
         """Trains and evaluates; a run that diverges has NaN from there on."""
         config, corpus = self.config, self.corpus
-        recipes = policies.PRESETS[policy](config.model)
-        model = models.Transformer(config.model, recipes, rngs=nnx.Rngs(seed))
+        schedule = Schedule.of(presets.schedule(config, policy))
+        model = models.Transformer(config.model, schedule, rngs=nnx.Rngs(seed))
         optimizer = train.make_optimizer(config.optim, steps=config.run.steps)
-        graph, start = train.make_state(model, optimizer.transform)
-        step, eval_step = jitted(graph, config.optim, config.run.steps)
+        _, start = train.make_state(model, optimizer.transform)
+
+        def steps_of(phase: Policy) -> tuple[Callable, Callable]:
+            model.set_policy(phase)
+            return jitted(nnx.graphdef(model), config.optim, config.run.steps)
+
         losses, speeds, loss, bits = [], [], math.nan, math.nan
         try:
-            for state, records in self._follow(step, start, policy, seed):
+            for state, records in self._follow(schedule, start, steps_of, policy, seed):
                 losses += [record["loss"] for record in records]
                 speeds += [record["tokens_per_s"] for record in records]
+            _, eval_step = steps_of(schedule.at(config.run.steps - 1))
             evaluation = train.evaluate(
                 eval_step, state, self.heldout(), token_bytes=corpus.token_bytes
             )
@@ -87,26 +93,33 @@ class Comparison:
         except FloatingPointError as error:
             logging.getLogger(__name__).warning("%s, seed %d: %s", policy, seed, error)
         missing = config.run.steps - len(losses)
+        speeds = [speed for speed in speeds if speed is not None]
         return Trial(
             name=policy,
             seed=seed,
             heldout_loss=loss,
             bits_per_byte=bits,
             losses=(*losses, *[math.nan] * missing),
-            tokens_per_s=statistics.harmonic_mean(speeds[1:]) if speeds[1:] else None,
+            tokens_per_s=statistics.harmonic_mean(speeds) if speeds else None,
         )
 
     def _follow(
-        self, step: Callable, start: TrainState, policy: str, seed: int
+        self,
+        schedule: Schedule,
+        start: TrainState,
+        steps_of: Callable[[Policy], tuple[Callable, Callable]],
+        policy: str,
+        seed: int,
     ) -> Iterator[tuple[TrainState, list[dict[str, Any]]]]:
-        """Yields what `train.train` does; logs and shows it."""
+        """Yields what `train.train_phases` does; logs and shows it."""
         config = self.config
         flops_per_token = models.flops_per_token(
             config.model, sequence_length=config.data.sequence_length
         )
         with train.Progress(f"{policy}, seed {seed}", steps=config.run.steps) as shown:
-            for state, records in train.train(
-                step,
+            for state, records in train.train_phases(
+                lambda phase: steps_of(phase)[0],
+                schedule,
                 start,
                 self.batches(seed),
                 steps=config.run.steps,
@@ -118,10 +131,10 @@ class Comparison:
                 yield state, records
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=2)
 def jitted(
     graph: nnx.GraphDef, optim: train.OptimConfig, steps: int
 ) -> tuple[Callable, Callable]:
-    """Returns the two steps of a policy, which compile once for all its seeds."""
+    """Returns both steps of a phase, which compile once for all seeds of a policy."""
     optimizer = train.make_optimizer(optim, steps=steps)
     return train.make_train_step(graph, optimizer), train.make_eval_step(graph)

@@ -8,6 +8,7 @@ from typing import Any
 from fp4jax import models, policies
 from fp4jax.data import DataConfig
 from fp4jax.models import ModelConfig
+from fp4jax.policies import Policy, Schedule
 from fp4jax.train import OptimConfig
 
 REFERENCE = "bf16"
@@ -16,6 +17,9 @@ CONTROL = "int2"
 # What trains unless told otherwise.
 MODEL = "tiny"
 POLICIES = ("bf16", "e2m1_ref", "ufp4")
+
+# What a policy may end in.
+FINISHES = ("none", "bf16", "bf16_forward")
 
 # Fields that another one determines, and which.
 DERIVED = {"model.vocab_size": "data.vocab_size"}
@@ -31,15 +35,21 @@ class RunConfig:
         noise from seed + k, and shares the first two with run k of the other policies.
       seed: of the first run.
       average: last steps, whose mean is the reported training loss.
+      finish: what every policy but the control ends in: "none" for itself, "bf16", or
+        "bf16_forward", which keeps its quantized backward pass.
+      finish_fraction: of the steps, the last ones, that the finish takes.
 
     Raises:
-      ValueError: a count that is not positive, or a negative seed.
+      ValueError: a count that is not positive, a negative seed, an unknown finish, or
+        a fraction that is not between 0 and 1.
     """
 
     steps: int = 200
     seeds: int = 1
     seed: int = 0
     average: int = 50
+    finish: str = "none"
+    finish_fraction: float = 0.18
 
     def __post_init__(self):
         for name, least in (("steps", 1), ("seeds", 1), ("seed", 0), ("average", 1)):
@@ -47,6 +57,16 @@ class RunConfig:
                 raise ValueError(
                     f"RunConfig: {name} must be at least {least}, got {name}={value}."
                 )
+        if self.finish not in FINISHES:
+            raise ValueError(
+                f"RunConfig: finish must be one of {', '.join(FINISHES)}, got "
+                f"finish={self.finish!r}."
+            )
+        if not 0 < self.finish_fraction < 1:
+            raise ValueError(
+                "RunConfig: finish_fraction must lie between 0 and 1, got "
+                f"finish_fraction={self.finish_fraction}."
+            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,6 +92,8 @@ def resolve(
     data: str = DataConfig.source,
     steps: int = RunConfig.steps,
     seeds: int = RunConfig.seeds,
+    finish: str = RunConfig.finish,
+    finish_fraction: float = RunConfig.finish_fraction,
     assignments: Sequence[str] = (),
 ) -> ExperimentConfig:
     """Returns the experiment that the command line describes.
@@ -83,6 +105,8 @@ def resolve(
       data: "stdlib", or a file or folder of texts.
       steps: of every run.
       seeds: runs of every policy.
+      finish: what every policy but the control ends in.
+      finish_fraction: of the steps, that the finish takes.
       assignments: such as "optim.lr=3e-4", applied together after everything else.
 
     Raises:
@@ -96,7 +120,9 @@ def resolve(
         model=shape,
         data=DataConfig(source=data, vocab_size=shape.vocab_size),
         optim=OptimConfig(),
-        run=RunConfig(steps=steps, seeds=seeds),
+        run=RunConfig(
+            steps=steps, seeds=seeds, finish=finish, finish_fraction=finish_fraction
+        ),
         policies=tuple(dict.fromkeys([REFERENCE, *_between(policy_names), CONTROL])),
     )
     config = assign(config, assignments)
@@ -108,6 +134,22 @@ def resolve(
         )
     sized = dataclasses.replace(config.model, vocab_size=config.data.vocab_size)
     return dataclasses.replace(config, model=sized)
+
+
+def schedule(config: ExperimentConfig, policy: str) -> Policy | Schedule:
+    """Returns what a run trains under: a policy, or one that ends in the finish."""
+    run, whole = config.run, policies.PRESETS[policy](config.model)
+    if run.finish == "none" or policy in (REFERENCE, CONTROL):
+        return whole
+    bf16 = policies.bf16(config.model)
+    last = bf16 if run.finish == "bf16" else policies.bf16_forward(whole)
+    start = run.steps - max(1, round(run.finish_fraction * run.steps))
+    if start < 1:
+        raise ValueError(
+            "--finish: must leave a step before it, got "
+            f"run.steps={run.steps}, run.finish_fraction={run.finish_fraction}."
+        )
+    return Schedule(((0, whole), (start, last)))
 
 
 def assign(config: ExperimentConfig, assignments: Sequence[str]) -> ExperimentConfig:

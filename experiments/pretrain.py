@@ -49,6 +49,10 @@ class Arguments:
     """optimizer steps of every run."""
     seeds: int = RunConfig.seeds
     """runs of every policy, each on other batches; from 2 on, their spread is shown."""
+    finish: str = RunConfig.finish
+    """what policies end in: none, bf16, or bf16_forward (quantized backward pass)."""
+    finish_fraction: float = RunConfig.finish_fraction
+    """part of the steps that the finish takes."""
     set: Annotated[
         tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="PATH=VALUE")
     ] = ()
@@ -123,8 +127,12 @@ def prepare(arguments: Arguments) -> tuple[ExperimentConfig, Corpus, Path]:
         data=arguments.data,
         steps=arguments.steps,
         seeds=arguments.seeds,
+        finish=arguments.finish,
+        finish_fraction=arguments.finish_fraction,
         assignments=arguments.set,
     )
+    for name in config.policies:
+        presets.schedule(config, name)  # raises if the model is too small for it
     now = time.strftime("%Y%m%d-%H%M%S")
     folder = Path(arguments.out or f"runs/{arguments.model}-{now}")
     record.check_free(folder)

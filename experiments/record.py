@@ -12,8 +12,9 @@ from typing import Any
 import jax
 
 import fp4jax
+from experiments import presets
 from experiments.presets import ExperimentConfig
-from fp4jax import policies, recipes
+from fp4jax import recipes
 
 _LIBRARIES = ("jax", "jaxlib", "flax", "optax", "grain", "numpy", "tokenizers")
 
@@ -24,7 +25,7 @@ def describe(config: ExperimentConfig, *, command: str) -> dict[str, Any]:
         "command": command,
         "config": dataclasses.asdict(config),
         "policies": {
-            name: recipes.to_json(policies.PRESETS[name](config.model))
+            name: recipes.to_json(presets.schedule(config, name))
             for name in config.policies
         },
         **setting(),

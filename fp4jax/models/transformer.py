@@ -13,7 +13,8 @@ from fp4jax import policies
 from fp4jax.models.attention import Attention, document_mask, rope
 from fp4jax.models.config import ModelConfig
 from fp4jax.models.layers import LINEAR_OUTPUT, Embed, Head, RMSNorm, SwiGLU
-from fp4jax.policies import Policy
+from fp4jax.nnx import layers
+from fp4jax.policies import Policy, Schedule
 from fp4jax.recipes import Recipe
 
 SITES = (
@@ -59,31 +60,62 @@ class Transformer(nnx.Module):
 
     Args:
       config: the shape.
-      policy: maps layer paths, as `layer_paths` lists them, to recipes.
+      policy: maps layer paths, as `layer_paths` lists them, to recipes. Under a
+        schedule layers are stacked whose recipes are equal in each of its phases, so
+        that all phases share one state; the model starts in the first.
       rngs: streams `params` and `quant`.
 
     Raises:
-      ValueError: the policy has a rule that no layer path matches.
+      ValueError: a policy has a rule that no layer path matches.
     """
 
-    def __init__(self, config: ModelConfig, policy: Policy, *, rngs: nnx.Rngs):
-        policy.check(layer_paths(config))
+    def __init__(
+        self, config: ModelConfig, policy: Policy | Schedule, *, rngs: nnx.Rngs
+    ):
+        schedule = Schedule.of(policy)
+        schedule.check(layer_paths(config))
         self.config = config
         self.embed = Embed(config, rngs=rngs)
         params_keys = jax.random.split(rngs.params(), config.num_layers)
         quant_keys = jax.random.split(rngs.quant(), config.num_layers)
         self.stacks = nnx.List()
-        for layers, recipes in _runs(config, policy):
+        for run, recipes in _runs(config, schedule):
             self.stacks.append(
                 _stack(
                     config,
                     recipes,
-                    params_keys=params_keys[layers],
-                    quant_keys=quant_keys[layers],
+                    params_keys=params_keys[run],
+                    quant_keys=quant_keys[run],
                 )
             )
         self.norm = RMSNorm(config, rngs=rngs)
         self.head = None if config.tie_embeddings else Head(config, rngs=rngs)
+        for phase in reversed(schedule.policies):
+            self.set_policy(phase)  # so that it has the state of every phase
+
+    def set_policy(self, policy: Policy) -> None:
+        """Gives every linear its recipe under another policy; its state stays.
+
+        Raises:
+          ValueError: the policy has a rule that no layer path matches, or tells layers
+            apart that are stacked.
+        """
+        policy.check(layer_paths(self.config))
+        first = 0
+        for stack in self.stacks:
+            end = first + len(stack.attention_norm.scale.get_value())
+            for layer in layers(stack):
+                paths = [f"blocks/{i}/{layer.path}" for i in range(first, end)]
+                recipe, *others = {policy.recipe(path) for path in paths}
+                if others:
+                    raise ValueError(
+                        "set_policy: policy must have one recipe for layers that are "
+                        f"stacked, got {1 + len(others)} for {paths[0]} to {paths[-1]}."
+                        " Build the Transformer with a Schedule of all its policies."
+                    )
+                assert layer.gemm is not None  # every linear of ours has one
+                layer.gemm.set_recipe(recipe)
+            first = end
 
     def __call__(
         self,
@@ -132,16 +164,20 @@ def num_params(config: ModelConfig) -> int:
 
 
 def _runs(
-    config: ModelConfig, policy: Policy
+    config: ModelConfig, schedule: Schedule
 ) -> Iterator[tuple[slice, Mapping[str, Recipe]]]:
     """Yields the layers of each longest run of equal blocks, and their recipes."""
 
     def recipes(layer):
-        return {site: policy.recipe(f"blocks/{layer}/{site}") for site in SITES}
+        paths = {site: f"blocks/{layer}/{site}" for site in SITES}
+        return [
+            {site: policy.recipe(path) for site, path in paths.items()}
+            for policy in schedule.policies
+        ]
 
-    for run, layers in itertools.groupby(range(config.num_layers), recipes):
-        first, *others = layers
-        yield slice(first, first + 1 + len(others)), run
+    for run, indices in itertools.groupby(range(config.num_layers), recipes):
+        first, *others = indices
+        yield slice(first, first + 1 + len(others)), run[0]
 
 
 def _stack(

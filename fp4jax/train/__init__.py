@@ -2,6 +2,7 @@
 
 from fp4jax.train.loop import evaluate as evaluate
 from fp4jax.train.loop import train as train
+from fp4jax.train.loop import train_phases as train_phases
 from fp4jax.train.metrics import Evaluation as Evaluation
 from fp4jax.train.metrics import JsonLines as JsonLines
 from fp4jax.train.metrics import peak_flops as peak_flops

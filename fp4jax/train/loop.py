@@ -9,11 +9,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from fp4jax.policies import Policy, Schedule
 from fp4jax.train.metrics import Evaluation, utilization
 from fp4jax.train.state import TrainState
 from fp4jax.train.step import Batch, Metrics
 
 Record = dict[str, Any]
+Step = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 
 _NOT_FINITE = (
     "train: loss and gradient must be finite, got loss={loss}, grad_norm={grad_norm} "
@@ -22,7 +24,7 @@ _NOT_FINITE = (
 
 
 def train(
-    step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]],
+    step: Step,
     state: TrainState,
     batches: Iterator[Batch],
     *,
@@ -83,6 +85,48 @@ def train(
         if len(finite) < len(records):
             raise FloatingPointError(_NOT_FINITE.format_map(records[len(finite)]))
         done, compiled = end, True
+
+
+def train_phases(
+    step_of: Callable[[Policy], Step],
+    schedule: Schedule,
+    state: TrainState,
+    batches: Iterator[Batch],
+    *,
+    steps: int,
+    flops_per_token: float,
+    every: int = 10,
+) -> Iterator[tuple[TrainState, list[Record]]]:
+    """Trains as `train` does, each phase of a schedule with a step of its own.
+
+    Args:
+      step_of: returns the step, from `make_train_step`, under a policy; it compiles at
+        the first step of its phase, which is handed over alone.
+      schedule: counted from step 0 of the state's run.
+      state: as for `train`, as all that follow.
+      batches: for all phases.
+      steps: of all phases.
+      flops_per_token: the model's.
+      every: steps between two hand-overs.
+
+    Yields:
+      What `train` yields.
+
+    Raises:
+      ValueError, FloatingPointError: as `train`.
+    """
+    batches = iter(batches)
+    for policy, end in schedule.spans(steps):
+        phase = train(
+            step_of(policy),
+            state,
+            batches,
+            steps=end,
+            flops_per_token=flops_per_token,
+            every=every,
+        )
+        for state, records in phase:
+            yield state, records
 
 
 def evaluate(

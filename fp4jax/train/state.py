@@ -32,8 +32,8 @@ def make_state(
     """Returns the static graph of `model`, and the state of a run before its step 0.
 
     Args:
-      model: its arrays become the state's, which a training step consumes: it must not
-        be used again.
+      model: its arrays become the state's, which a training step consumes; only its
+        structure is of use from then on.
       transform: initializes `opt_state`.
     """
     graph, params, rest = nnx.split(model, nnx.Param, ...)

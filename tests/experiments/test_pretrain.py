@@ -8,8 +8,9 @@ import pytest
 
 from experiments import compare, pretrain, report
 from experiments.compare import Comparison
-from experiments.presets import resolve
+from experiments.presets import resolve, schedule
 from fp4jax import data, models, policies
+from fp4jax.policies import Schedule
 from fp4jax.train import JsonLines
 
 SMALL = [
@@ -143,6 +144,9 @@ def test_a_control_that_does_not_lose_fails_the_command(
         (["--set=optim.lr=fast"], "--set optim.lr: must be of type float, got 'fast'"),
         (["--model=huge"], "--model: must be one of tiny"),
         (["--policies=bf16,fp8"], "--policies: must be one of bf16"),
+        (["--finish=fp8"], "finish must be one of none, bf16, bf16_forward"),
+        (["--finish=bf16", "--finish-fraction=1"], "finish_fraction must lie between"),
+        (["--finish=bf16", "--steps=1"], "--finish: must leave a step before it"),
         (["--steps=0"], "steps must be at least 1"),
         (["--data=nowhere"], "nowhere"),
         (["--set=data.sequence_length=100000"], "sequence_length must be at most"),
@@ -186,6 +190,22 @@ def test_a_run_that_diverges_is_nan_from_there_on(texts, tmp_path):
         trial = runs.train("bf16", 0)
     assert math.isnan(trial.heldout_loss)
     assert len(trial.losses) == 3 and math.isnan(trial.losses[-1])
+
+
+def test_a_finish_changes_the_policy_but_not_reference_and_control(texts, tmp_path):
+    options = {"steps": 4, "finish": "bf16_forward", "finish_fraction": 0.5}
+    with JsonLines(tmp_path / "metrics.jsonl") as log:
+        runs = comparison(texts, log=log, **options)
+        plain = comparison(texts, steps=4, log=log)
+        found = [run.train("ufp4", 0) for run in (runs, plain)]
+    assert found[0].losses[:2] == found[1].losses[:2]
+    assert found[0].losses[2] != found[1].losses[2]
+    assert found[0].heldout_loss != found[1].heldout_loss
+    ufp4 = policies.ufp4(runs.config.model)
+    expected = Schedule(((0, ufp4), (2, policies.bf16_forward(ufp4))))
+    assert schedule(runs.config, "ufp4") == expected
+    for name in ("bf16", "int2"):
+        assert schedule(runs.config, name) == policies.PRESETS[name](runs.config.model)
 
 
 def test_help_lists_what_can_be_chosen(capsys):

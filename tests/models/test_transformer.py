@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from collections import Counter
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +15,7 @@ import fp4jax.nnx
 from fp4jax import policies, recipes
 from fp4jax.models import PRESETS, Transformer, layer_paths
 from fp4jax.nnx import NoiseKey
-from fp4jax.policies import Policy, Rule
+from fp4jax.policies import Policy, Rule, Schedule
 from tests.cases import SMALL
 
 CONFIG = dataclasses.replace(SMALL, num_layers=3)
@@ -55,6 +56,30 @@ def test_equal_consecutive_layers_are_one_stack():
     ]
     assert sizes == [2, 1]
     assert [len(stack.mlp_norm.scale[...]) for stack in build().stacks] == [3]
+
+
+def test_a_schedule_stacks_layers_that_are_equal_in_every_phase():
+    fp4, kept = (
+        policies.ufp4(CONFIG),
+        policies.keep(policies.ufp4(CONFIG), CONFIG, last=1),
+    )
+    model = build(lambda config: Schedule(((0, fp4), (5, kept))))
+    assert [len(stack.mlp_norm.scale[...]) for stack in model.stacks] == [2, 1]
+    before, recipe = (
+        nnx.state(model),
+        lambda i: model.stacks[i].mlp.up.dot_general.recipe,
+    )
+    assert recipe(0) == recipe(1) == recipes.ufp4()
+    model.set_policy(kept)
+    assert (recipe(0), recipe(1)) == (recipes.ufp4(), recipes.bf16())
+    chex.assert_trees_all_equal(before, nnx.state(model))
+
+
+def test_a_policy_that_tells_stacked_layers_apart_raises():
+    kept = policies.keep(policies.ufp4(CONFIG), CONFIG, last=1)
+    message = "stacked, got 2 for blocks/0/attention/key to blocks/2/.* Schedule of all"
+    with pytest.raises(ValueError, match=message):
+        build(policies.ufp4).set_policy(kept)
 
 
 def test_recipes_go_where_the_policy_says():

@@ -12,6 +12,7 @@ from flax import nnx
 
 from fp4jax import policies
 from fp4jax.models import Transformer, flops_per_token
+from fp4jax.policies import Schedule
 from fp4jax.train import (
     OptimConfig,
     TrainState,
@@ -21,6 +22,7 @@ from fp4jax.train import (
     make_state,
     make_train_step,
     train,
+    train_phases,
 )
 from tests.cases import SMALL
 
@@ -156,3 +158,60 @@ def test_a_model_learns_a_sequence_that_repeats():
     found = evaluate(make_eval_step(graph), state, [batch], token_bytes=token_bytes)
     assert found.nats_per_token < last < 0.5
     assert found.tokens == found.bytes == 78
+
+
+def test_phases_compile_once_each_and_share_the_state():
+    fp4, finish = policies.ufp4(SMALL), policies.bf16(SMALL)
+    schedule = Schedule(((0, fp4), (3, finish)))
+    optimizer = make_optimizer(OptimConfig(), steps=6)
+    model = Transformer(SMALL, schedule, rngs=nnx.Rngs(0))
+    _, start = make_state(model, optimizer.transform)
+    traces = []
+
+    def step_of(policy):
+        def traced(step):
+            traces.append(policy)  # the compiled step calls no Python
+            return optimizer.schedule(step)
+
+        model.set_policy(policy)
+        return make_train_step(nnx.graphdef(model), optimizer._replace(schedule=traced))
+
+    rows = np.tile(np.arange(9, dtype=np.int32), (2, 1))
+    batch = {
+        "inputs": rows[:, :-1],
+        "targets": rows[:, 1:],
+        "segment_ids": np.ones((2, 8), np.int32),
+        "positions": rows[:, :-1],
+        "loss_mask": np.ones((2, 8), np.float32),
+    }
+    runs = train_phases(
+        step_of,
+        schedule,
+        start,
+        itertools.repeat(batch),
+        steps=6,
+        flops_per_token=1.0,
+        every=2,
+    )
+    found = [[record["step"] for record in records] for _, records in runs]
+    assert found == [[1], [2], [3], [4], [5, 6]]
+    assert traces == [fp4, finish]
+
+
+def test_a_run_resumed_in_a_later_phase_trains_under_its_policy():
+    schedule = Schedule(((0, policies.ufp4(SMALL)), (4, policies.bf16(SMALL))))
+    used = []
+
+    def step_of(policy):
+        def step(state, batch):
+            used.append(policy)
+            return count(state, batch)
+
+        return step
+
+    batches = itertools.repeat(BATCH)
+    for _ in train_phases(
+        step_of, schedule, state_at(3), batches, steps=6, flops_per_token=1.0
+    ):
+        pass
+    assert used == [schedule.at(3), schedule.at(4), schedule.at(5)]
