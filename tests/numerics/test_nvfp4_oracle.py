@@ -1,4 +1,4 @@
-"""NVFP4 against golden arrays of Transformer Engine's Python reference."""
+"""NVFP4 and four-over-six against Transformer Engine's Python reference."""
 
 import jax
 import jax.numpy as jnp
@@ -21,9 +21,9 @@ from tests.golden import inputs
 TILES = {"1d": 16, "2d": (16, 16)}
 
 
-def nvfp4(tile, **options):
+def nvfp4(tile, target=448.0, **options):
     return Quantizer(
-        E2M1, block=tile, scale=Scale(E4M3), tensor_scale=Fresh(448.0), **options
+        E2M1, block=tile, scale=Scale(E4M3), tensor_scale=Fresh(target), **options
     )
 
 
@@ -45,7 +45,8 @@ def assert_matches(x, quantizer, golden, prefix):
     np.testing.assert_array_equal(formats.encode(q.scales, E4M3), scales)
     codes = golden_codes(golden[f"{prefix}_codes"], scales, quantizer.block)
     np.testing.assert_array_equal(q.codes, codes)
-    s_enc = np.float32(2688) / golden[f"{prefix}_amax"][0]
+    bound = np.float32(6 * quantizer.tensor_scale.target)
+    s_enc = bound / golden[f"{prefix}_amax"][0]
     np.testing.assert_array_equal(q.tensor_scale, np.float32(1) / s_enc)
 
 
@@ -85,3 +86,43 @@ def test_rotated_equals_transformer_engine(dtype):
     rotation = Hadamard(16, signs=NVFP4_SIGNS)
     quantizer = nvfp4(16, rotation=rotation)
     assert_matches(jnp.asarray(x, dtype), quantizer, golden, "rht")
+
+
+FOUR_OVER_SIX = {
+    "normal_float32": lambda: inputs.matrix("normal", "float32", inputs.SMALL),
+    "normal_bfloat16": lambda: inputs.matrix("normal", "bfloat16", inputs.SMALL),
+    "heavy_float32": lambda: inputs.matrix("heavy", "float32", inputs.SMALL),
+    "heavy_bfloat16": lambda: inputs.matrix("heavy", "bfloat16", inputs.SMALL),
+    "crowded": inputs.crowded,
+    "ladder_1d": lambda: inputs.ladder((1, 16)),
+    "ladder_2d": lambda: inputs.ladder((16, 16)),
+}
+
+
+def four_over_six(tile):
+    scale = Scale(E4M3, pad=False, candidates=(6.0, 4.0))
+    return Quantizer(E2M1, block=tile, scale=scale, tensor_scale=Fresh(256.0))
+
+
+@pytest.mark.parametrize(
+    "name, tile",
+    [
+        (name, tile)
+        for name in FOUR_OVER_SIX
+        for tile in TILES
+        if not name.startswith("ladder") or name.endswith(tile)
+    ],
+)
+def test_four_over_six_equals_transformer_engine(name, tile):
+    golden = inputs.load(f"four_over_six_{name}")
+    x = FOUR_OVER_SIX[name]()
+    assert inputs.checksum(x) == golden["input_sha256"]
+    x = jnp.asarray(x, "bfloat16" if "bfloat16" in name else "float32")
+    assert_matches(x, four_over_six(TILES[tile]), golden, tile)
+
+
+@pytest.mark.parametrize("tile", TILES)
+def test_four_over_six_golden_holds_blocks_of_both_kinds(tile):
+    q = fp4jax.quantize(jnp.asarray(inputs.crowded()), nvfp4(TILES[tile], 256.0))
+    golden = inputs.load("four_over_six_crowded")[f"{tile}_scales"]
+    assert 0.1 < np.mean(formats.encode(q.scales, E4M3) == golden) < 0.9

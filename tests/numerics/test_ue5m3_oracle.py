@@ -13,7 +13,7 @@ import pytest
 from gfloat import formats as gfloat_formats
 
 import fp4jax
-from fp4jax.numerics import E2M1, UE5M3, Fresh, Quantizer, Scale, formats
+from fp4jax.numerics import E2M1, UE5M3, Held, Quantizer, Scale, formats
 from tests.golden import inputs
 
 f32 = np.float32
@@ -72,7 +72,7 @@ def test_equals_gfloat_step_by_step_and_float64_but_for_ties(name, target, stale
         x = inputs.matrix(name, "float32", (32, 128))
     held = f32(np.abs(x).max()) * f32(stale)
     quantizer = Quantizer(
-        E2M1, block=tile, scale=Scale(UE5M3, pad=False), tensor_scale=Fresh(target)
+        E2M1, block=tile, scale=Scale(UE5M3, pad=False), tensor_scale=Held(target=target)
     )
     q = quantize(jnp.asarray(x), quantizer, amax=jnp.asarray(held))
     decoded = formats.decode(q.codes, E2M1)
@@ -98,7 +98,7 @@ def test_equals_gfloat_step_by_step_and_float64_but_for_ties(name, target, stale
 def test_a_block_whose_code_is_zero_rounds_to_zero():
     x = inputs.matrix("normal", "float32", (16, 64))
     x[:, :16] *= f32(2.0**-30)
-    quantizer = Quantizer(E2M1, scale=Scale(UE5M3), tensor_scale=Fresh())
+    quantizer = Quantizer(E2M1, scale=Scale(UE5M3), tensor_scale=Held())
     q = quantize(jnp.asarray(x), quantizer, amax=jnp.float32(4))
     assert np.all(np.asarray(q.scales)[:, 0] == 1)
     assert np.all(np.asarray(q.codes)[:, :16] == 0)
