@@ -141,6 +141,11 @@ class Quantizer:
         return isinstance(self.rounding, Stochastic)
 
     @property
+    def holds(self) -> bool:
+        """Whether the tensor scale is made of a held amax."""
+        return isinstance(self.tensor_scale, Held)
+
+    @property
     def draws(self) -> bool:
         """Whether a key is needed: for rounding bits or for signs of each step."""
         rotates_anew = self.rotation is not None and self.rotation.draws

@@ -26,3 +26,8 @@ class Site(enum.IntEnum):
     def signs_stream(self) -> int:
         """Stream of the signs of the Hadamard transform, one for each GEMM."""
         return 8 + self // 2
+
+    @property
+    def operand(self) -> int:
+        """Which of the layer's operands x, w, dy it quantizes: 0, 1 or 2."""
+        return (0, 1, 2, 1, 0, 2)[self]

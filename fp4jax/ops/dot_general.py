@@ -1,20 +1,21 @@
 """`lax.dot_general` whose three training GEMMs are quantized as a recipe says."""
 
-import dataclasses
 import functools
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AxisType
 
-from fp4jax.numerics import Site, blocks, checks, exact
-from fp4jax.numerics.blockwise import quantize_blocks
-from fp4jax.ops.dims import DimensionNumbers, Dims, flatten
+from fp4jax.numerics import Site, checks
+from fp4jax.ops import native
+from fp4jax.ops.dims import DimensionNumbers, Dims
+from fp4jax.ops.gemms import Amaxes, Gemms
+from fp4jax.ops.held import sample
+from fp4jax.ops.residuals import PackedOperand
 from fp4jax.recipes import Recipe
 
-_COMPUTE = {"bf16": jnp.bfloat16, "f32": jnp.float32}
+_NO_AMAXES: Amaxes = (None, None, None)
 
 
 def dot_general(
@@ -28,6 +29,9 @@ def dot_general(
     recipe: Recipe | None = None,
     key: jax.Array | None = None,
     weight: Literal["lhs", "rhs"] = "rhs",
+    held: jax.Array | None = None,
+    step: jax.Array | int | None = None,
+    packed: PackedOperand | None = None,
 ) -> jax.Array:
     """Computes a `lax.dot_general` whose forward and backward operands are quantized.
 
@@ -55,12 +59,21 @@ def dot_general(
         of them by those that draw random numbers. Needed where a site of the forward
         pass draws, and to differentiate where any does.
       weight: which operand is w. It decides the quantizers, not the result's shape.
+      held: float32[3], the held amaxes of x, w and dy, 0 where not yet seen: then taken
+        of the tensor. Its cotangent is no derivative but the new state, in which an
+        amax that is not finite never enters; a call that is not differentiated reads
+        it only. Uses of one state add their cotangents, unless it is in Flax's dtype
+        `fp32_max_grad`, which takes their maximum. None takes all amaxes of the tensor.
+      step: int32 scalar, the training step, on which held amaxes are sampled.
+      packed: from `pack_x`, for recipes of packed residuals: one copy of what the
+        backward pass needs of x, for all layers that take the same x.
 
     Returns:
       What `lax.dot_general` returns: [*batch, *lhs_free, *rhs_free].
 
     Raises:
-      ValueError: a recipe that draws, without a key; several keys; a bad `weight`.
+      ValueError: a recipe that draws, without a key; several keys; a bad `weight`;
+        `held`, `step` or `packed` that do not fit the recipe.
       TypeError: operands that are not float, or whose dimensions do not match; a key
         that is none, or of another implementation than Threefry.
       NotImplementedError: a second derivative.
@@ -89,21 +102,86 @@ def dot_general(
         return lax_dot(lhs, rhs)
     lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
     _check(lhs, rhs, recipe=recipe, key=key)
+    _check_held(recipe, held, step)
     out = jax.eval_shape(lax_dot, lhs, rhs)  # checks the dimensions as lax does
     dims = Dims.of(dimension_numbers)
-    gemms = _Gemms(
-        recipe, len(dims.lhs_batch), weight, precision, out.dtype, out_sharding
+    lhs, rhs = dims.canonical_lhs(lhs), dims.canonical_rhs(rhs)
+    gemms = Gemms(
+        recipe,
+        batch=len(dims.lhs_batch),
+        weight=weight,
+        precision=precision,
+        dtype=out.dtype,
+        out_sharding=out_sharding,
+        lhs=jax.typeof(lhs),
+        rhs=jax.typeof(rhs),
     )
-    return _dot(gemms, dims.canonical_lhs(lhs), dims.canonical_rhs(rhs), key)
+    _check_packed(gemms, packed, rhs if weight == "lhs" else lhs, key)
+    step = None if step is None else jnp.asarray(step, jnp.int32)
+    return _dot(gemms, lhs, rhs, key, held, step, packed)
 
 
-def _check(lhs: jax.Array, rhs: jax.Array, *, recipe: Recipe, key: Any) -> None:
+def pack_x(
+    x: jax.Array, *, recipe: Recipe, key: jax.Array | None = None
+) -> PackedOperand:
+    """Packs what the backward pass of a linear layer needs of its input.
+
+    Layers that take the same x under recipes that quantize it alike may share the
+    result: give it to each `dot_general` as `packed`, and one copy is saved.
+
+    Args:
+      x: [*m, k], of products that contract its last axis.
+      recipe: of packed residuals.
+      key: of recipes whose packed x draws; layers then have the noise in common.
+
+    Raises:
+      ValueError: a recipe whose residuals are not packed, or whose x has a held amax,
+        which is each layer's own.
+
+    Example:
+      >>> import dataclasses
+      >>> from fp4jax import recipes
+      >>> recipe = dataclasses.replace(recipes.ufp4(), residuals="packed")
+      >>> pack_x(jnp.ones((32, 64), jnp.bfloat16), recipe=recipe).codes.shape
+      (16, 64)
+    """
+    if recipe.residuals != "packed" or recipe.every[0] is not None:
+        raise ValueError(
+            "pack_x: recipe must have residuals='packed' and no held amax of x, got "
+            f"residuals={recipe.residuals!r}, every={recipe.every}."
+        )
+    x = jnp.asarray(x)
+    _check(x, x, recipe=recipe, key=key, is_forward=False)
+    aval = jax.typeof(x)
+    gemms = Gemms(
+        recipe,
+        batch=0,
+        weight="rhs",
+        precision=None,
+        dtype=x.dtype,
+        out_sharding=None,
+        lhs=aval,
+        rhs=aval,
+    )
+    return gemms.pack(x, key, _NO_AMAXES)
+
+
+def _check(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    *,
+    recipe: Recipe,
+    key: Any,
+    is_forward: bool = True,
+) -> None:
     if not isinstance(recipe, Recipe):
         raise TypeError(f"dot_general: recipe must be a Recipe, got {recipe!r}.")
     checks.check_float(lhs, "dot_general", name="lhs")
     checks.check_float(rhs, "dot_general", name="rhs")
     checks.check_key(key, "dot_general")
-    if key is None and recipe.draws(Site.FPROP_X, Site.FPROP_W):
+    if recipe.compute == "native":
+        native.check_device()
+    if is_forward and key is None and recipe.draws(Site.FPROP_X, Site.FPROP_W):
         raise ValueError(_NO_KEY.format("for the forward pass of"))
 
 
@@ -114,138 +192,100 @@ _NO_KEY = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Gemms:
-    """What is static about the three GEMMs of one call.
-
-    Operands are canonical: lhs [*batch, *m, k], rhs [*batch, k, *n].
-    """
-
-    recipe: Recipe
-    batch: int
-    weight: str
-    precision: Any
-    dtype: Any
-    out_sharding: Any
-
-    def multiply(self, a, b, *, axes, sites, key, dtype, out_sharding) -> jax.Array:
-        """Quantizes two operands and contracts one axis of each."""
-        operands = [
-            self._operand(x, axis, site, key)
-            for x, axis, site in zip((a, b), axes, sites, strict=True)
-        ]
-        # Blocks of other sizes, or none, may have padded one operand further.
-        k = max(x.shape[axis] for (x, _), axis in zip(operands, axes, strict=True))
-        a, b = (
-            blocks.pad_to_multiple(x, {axis: max(k, 1)})
-            for (x, _), axis in zip(operands, axes, strict=True)
+def _check_held(recipe: Recipe, held: Any, step: Any) -> None:
+    if held is None:
+        return
+    if not recipe.holds:
+        raise ValueError(
+            "dot_general: held must be None for a recipe without held tensor scales, "
+            f"got held of shape={jnp.shape(held)}. It is the state of another recipe."
         )
-        batch = tuple(range(self.batch))
-        y = _float32_sums(
-            a,
-            b,
-            dimension_numbers=(((axes[0],), (axes[1],)), (batch, batch)),
-            precision=self._precision,
-            out_sharding=out_sharding,
+    if jnp.shape(held) != (3,) or jnp.issubdtype(held.dtype, jnp.integer):
+        raise ValueError(
+            "dot_general: held must be float32[3], the amaxes of x, w and dy, got "
+            f"dtype={held.dtype} (shape={jnp.shape(held)})."
         )
-        # One after the other, in the order of the sites: their product may overflow.
-        # The barrier keeps a compiler from moving a constant one to the end.
-        for i in sorted((0, 1), key=lambda i: sites[i]):
-            if operands[i][1] is not None:
-                y = y * lax.optimization_barrier(operands[i][1])
-        return y.astype(dtype)
+    if step is not None and (
+        jnp.shape(step) != () or not jnp.issubdtype(jnp.result_type(step), jnp.integer)
+    ):
+        raise ValueError(f"dot_general: step must be one integer, got step={step!r}.")
 
-    @property
-    def _precision(self) -> Any:
-        if self.precision is None and self.recipe.compute == "f32":
-            return lax.Precision.HIGHEST
-        return self.precision
 
-    def _operand(self, x: jax.Array, axis: int, site: Site, key: jax.Array | None):
-        """Returns the GEMM's input along one contraction axis, and its tensor scale."""
-        quantizer, dtype = self.recipe.sites[site], _COMPUTE[self.recipe.compute]
-        if quantizer is None:
-            return exact.cast(x, dtype), None
-        shape, other = list(x.shape), None
-        if quantizer.is_square:
-            # Squares run over the contraction axis and over all free axes as one.
-            if axis == self.batch:
-                other = axis + 1
-                x = flatten(x, other, x.ndim)
-            else:
-                x = flatten(x, self.batch, axis)
-                other, axis = self.batch, self.batch + 1
-        parts = quantize_blocks(
-            x, quantizer, axis=axis, other=other, key=key, site=site
+def _check_packed(gemms: Gemms, packed: Any, x: jax.Array, key: Any) -> None:
+    if packed is None:
+        return
+    if gemms.recipe.residuals != "packed":
+        raise ValueError(
+            "dot_general: packed must be None unless the recipe's residuals are "
+            f"'packed', got residuals={gemms.recipe.residuals!r}."
         )
-        operand = parts.operand(dtype)
-        shape[axis if other is None or other > axis else -1] = operand.shape[axis]
-        return operand.reshape(shape), parts.tensor_scale
-
-    def forward(self, lhs: jax.Array, rhs: jax.Array, key: jax.Array | None):
-        """Returns y, [*batch, *m, *n]."""
-        sites = (Site.FPROP_X, Site.FPROP_W)
-        return self.multiply(
-            lhs,
-            rhs,
-            axes=(lhs.ndim - 1, self.batch),
-            sites=sites if self.weight == "rhs" else sites[::-1],
-            key=key,
-            dtype=self.dtype,
-            out_sharding=self.out_sharding,
+    expected = jax.eval_shape(lambda: gemms.pack(x, key, _NO_AMAXES))
+    if jax.tree.structure(packed) != jax.tree.structure(expected):
+        raise ValueError(
+            "dot_general: packed must be what pack_x makes of this x and recipe, got "
+            f"{jax.tree.structure(packed)} instead of {jax.tree.structure(expected)}."
         )
-
-    def backward(self, lhs, rhs, g, key) -> tuple[jax.Array, jax.Array]:
-        """Returns the cotangents of lhs and rhs, from that of the result."""
-        first_free_n = lhs.ndim - 1
-        lhs_sites = (Site.DGRAD_DY, Site.DGRAD_W)
-        rhs_sites = (Site.WGRAD_X, Site.WGRAD_DY)
-        if self.weight == "lhs":
-            lhs_sites, rhs_sites = rhs_sites[::-1], lhs_sites[::-1]
-        # [*batch, *m, n] x [*batch, k, n]
-        g_n = flatten(g, first_free_n, g.ndim)
-        rhs_n = flatten(rhs, self.batch + 1, rhs.ndim)
-        dlhs = self.multiply(
-            g_n,
-            rhs_n,
-            axes=(g_n.ndim - 1, rhs_n.ndim - 1),
-            sites=lhs_sites,
-            key=key,
-            dtype=lhs.dtype,
-            out_sharding=_explicit_sharding(lhs),
-        )
-        # [*batch, m, k] x [*batch, m, *n]
-        drhs = self.multiply(
-            flatten(lhs, self.batch, lhs.ndim - 1),
-            flatten(g, self.batch, first_free_n),
-            axes=(self.batch, self.batch),
-            sites=rhs_sites,
-            key=key,
-            dtype=rhs.dtype,
-            out_sharding=_explicit_sharding(rhs),
-        )
-        return dlhs, drhs
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _dot(gemms: _Gemms, lhs: jax.Array, rhs: jax.Array, key: jax.Array | None):
-    return gemms.forward(lhs, rhs, key)
+def _dot(gemms: Gemms, lhs, rhs, key, held, step, packed) -> jax.Array:
+    del step, packed  # a pass that is not differentiated samples nothing, saves nothing
+    return gemms.forward(lhs, rhs, key, _amaxes(gemms, lhs, rhs, held, None))
 
 
-def _dot_fwd(gemms: _Gemms, lhs: jax.Array, rhs: jax.Array, key: jax.Array | None):
+def _dot_fwd(gemms: Gemms, lhs, rhs, key, held, step, packed):
     if key is None and gemms.recipe.draws():
         raise ValueError(_NO_KEY.format("to differentiate"))
     lhs, rhs = _first_order_only(lhs), _first_order_only(rhs)
-    return gemms.forward(lhs, rhs, key), (lhs, rhs, key)
+    amaxes = _amaxes(gemms, lhs, rhs, held, step)
+    y = gemms.forward(lhs, rhs, key, amaxes)
+    if gemms.recipe.residuals == "packed":
+        x = lhs if gemms.x_position == "lhs" else rhs
+        packed = gemms.pack(x, key, amaxes) if packed is None else packed
+        lhs, rhs = (packed, rhs) if gemms.x_position == "lhs" else (lhs, packed)
+    return y, (lhs, rhs, key, held, step, amaxes)
 
 
-def _dot_bwd(gemms: _Gemms, residuals, g: jax.Array):
-    lhs, rhs, key = residuals
-    lhs, rhs, g = map(_first_order_only, (lhs, rhs, g))
-    return *gemms.backward(lhs, rhs, g, key), None
+def _dot_bwd(gemms: Gemms, residuals, g: jax.Array):
+    lhs, rhs, key, held, step, (x_amax, w_amax, _) = residuals
+    g = _first_order_only(g)
+    lhs, rhs = (
+        x if isinstance(x, PackedOperand) else _first_order_only(x) for x in (lhs, rhs)
+    )
+    dy_amax = _amax(gemms, 2, g, held, step)
+    amaxes = (x_amax, w_amax, dy_amax)
+    dlhs, drhs = gemms.backward(lhs, rhs, g, key, amaxes)
+    return dlhs, drhs, None, _new_state(held, amaxes), None, None
 
 
 _dot.defvjp(_dot_fwd, _dot_bwd)
+
+
+def _amaxes(gemms: Gemms, lhs, rhs, held, step) -> Amaxes:
+    """Returns the amaxes of x and of w that are held; that of dy comes later."""
+    x, w = (lhs, rhs) if gemms.x_position == "lhs" else (rhs, lhs)
+    return _amax(gemms, 0, x, held, step), _amax(gemms, 1, w, held, step), None
+
+
+def _amax(gemms: Gemms, operand: int, x, held, step) -> jax.Array | None:
+    every = gemms.recipe.every[operand]
+    if held is None or every is None:
+        return None
+    return sample(x, _float32(held)[operand], every=every, step=step)
+
+
+def _new_state(held: jax.Array | None, amaxes: Amaxes) -> jax.Array | None:
+    """Returns the cotangent of `held`: what it becomes."""
+    if held is None:
+        return None
+    old = _float32(held)
+    new = jnp.stack([old[i] if a is None else a for i, a in enumerate(amaxes)])
+    new = jnp.where(jnp.isfinite(new), new, old)
+    return lax.convert_element_type(new, held.dtype)
+
+
+def _float32(held: jax.Array) -> jax.Array:
+    return lax.convert_element_type(held, jnp.float32)
 
 
 @jax.custom_vjp
@@ -261,28 +301,3 @@ def _no_second_order(*_):
 
 
 _first_order_only.defvjp(_no_second_order, _no_second_order)
-
-
-def _float32_sums(a: jax.Array, b: jax.Array, **kwargs) -> jax.Array:
-    """Computes `lax.dot_general` with float32 sums.
-
-    A CPU multiplies the same operands in float32: exact likewise, and faster.
-    """
-    dot = functools.partial(
-        lax.dot_general, preferred_element_type=jnp.float32, **kwargs
-    )
-    if a.dtype == jnp.float32:
-        return dot(a, b)
-    return lax.platform_dependent(
-        a,
-        b,
-        cpu=lambda a, b: dot(a.astype(jnp.float32), b.astype(jnp.float32)),
-        default=dot,
-    )
-
-
-def _explicit_sharding(x: jax.Array) -> Any:
-    """Returns the sharding of an operand on explicit mesh axes, or None."""
-    sharding = jax.typeof(x).sharding
-    explicit = AxisType.Explicit in sharding.mesh.axis_types
-    return sharding if explicit else None

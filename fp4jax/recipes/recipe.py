@@ -1,11 +1,13 @@
 """The value that describes how a linear layer is quantized."""
 
 import dataclasses
-from typing import Literal
+from typing import Literal, get_args
 
-from fp4jax.numerics import Quantizer, Site
+from fp4jax.numerics import Held, Quantizer, Site
 
-Compute = Literal["bf16", "f32"]
+Compute = Literal["bf16", "f32", "native"]
+Residuals = Literal["operands", "packed"]
+Source = Literal["original", "fprop"]
 
 
 def _check_gemm(name: str, a: Quantizer | None, b: Quantizer | None) -> None:
@@ -62,14 +64,23 @@ class Recipe:
       dgrad: dx = dy w^T.
       wgrad: dw = x^T dy.
       compute: type in which operands enter the GEMM: "bf16", exact for 4-bit codes
-        under every block scale but F32, or "f32", exact for all and slower. Sums are
-        float32 in both.
+        under every block scale but F32; "f32", exact for all and slower; "native", FP4
+        tensor cores, where the device has them. Sums are float32 in all.
+      residuals: what the backward pass keeps of x: "operands", x itself, or "packed",
+        its quantized codes and scales, from which the same gradients follow.
+      share_dy: whether dgrad and wgrad take one and the same quantized dy, of square
+        blocks, drawn once.
+      source: what dgrad's w and wgrad's x are made of: the "original" operand, or the
+        values that "fprop" rounded it to.
     """
 
     fprop: Fprop = Fprop()
     dgrad: Dgrad = Dgrad()
     wgrad: Wgrad = Wgrad()
     compute: Compute = "bf16"
+    residuals: Residuals = "operands"
+    share_dy: bool = False
+    source: Source = "original"
 
     def __post_init__(self):
         for name, kind in (("fprop", Fprop), ("dgrad", Dgrad), ("wgrad", Wgrad)):
@@ -78,11 +89,96 @@ class Recipe:
                 raise TypeError(
                     f"Recipe: {name} must be a {kind.__name__}, got {name}={value!r}."
                 )
-        if self.compute not in ("bf16", "f32"):
-            raise ValueError(
-                "Recipe: compute must be 'bf16' or 'f32', got "
-                f"compute={self.compute!r}."
+        options = (("compute", Compute), ("residuals", Residuals), ("source", Source))
+        for name, allowed in options:
+            value = getattr(self, name)
+            if value not in get_args(allowed):
+                raise ValueError(
+                    f"Recipe: {name} must be one of {get_args(allowed)}, got "
+                    f"{name}={value!r}."
+                )
+        if not isinstance(self.share_dy, bool):
+            raise TypeError(
+                f"Recipe: share_dy must be a bool, got share_dy={self.share_dy!r}."
             )
+        self._check_sources()
+        self._check_shared()
+        self._check_native()
+        _ = self.every  # raises where periods differ
+
+    def _check_sources(self) -> None:
+        if self.source == "fprop" and None in (self.fprop.x, self.fprop.w):
+            raise ValueError(
+                "Recipe: source must be 'original' unless both operands of fprop are "
+                f"quantized, got source='fprop' with fprop={self.fprop}."
+            )
+        if self.residuals == "packed" and self.packed_site is None:
+            raise ValueError(
+                "Recipe: residuals must be 'operands' where x is not quantized for "
+                "wgrad, got residuals='packed'."
+            )
+
+    def _check_shared(self) -> None:
+        dgrad, wgrad = self.dgrad.dy, self.wgrad.dy
+        if not self.share_dy:
+            return
+        if dgrad is None or dgrad != wgrad or not dgrad.is_square:
+            raise ValueError(
+                "Recipe: share_dy needs equal square quantizers of dy in dgrad and "
+                f"wgrad, got {dgrad} and {wgrad}."
+            )
+
+    def _check_native(self) -> None:
+        if self.compute != "native":
+            return
+        for gemm in (self.fprop, self.dgrad, self.wgrad):
+            quantized = [q is not None for q in vars(gemm).values()]
+            if any(quantized) and not all(quantized):
+                raise ValueError(
+                    "Recipe: compute='native' needs both operands of a GEMM quantized, "
+                    f"or none, got {gemm}."
+                )
+        if self.share_dy:
+            raise ValueError(
+                "Recipe: compute='native' must not be combined with share_dy=True, "
+                "whose scales do not run along the contraction of wgrad."
+            )
+        if not any(self.sites.values()):
+            raise ValueError(
+                "Recipe: compute must not be 'native' where nothing is quantized."
+            )
+
+    @property
+    def every(self) -> tuple[int | None, int | None, int | None]:
+        """Returns the periods of the held amaxes of x, w and dy, None of those fresh.
+
+        Raises:
+          ValueError: the two sites of an operand, which has one amax, differ.
+        """
+        periods: list[set[int]] = [set(), set(), set()]
+        for site, quantizer in self.sites.items():
+            if quantizer is not None and isinstance(quantizer.tensor_scale, Held):
+                periods[site.operand].add(quantizer.tensor_scale.every)
+        for name, operand in zip(("x", "w", "dy"), periods, strict=True):
+            if len(operand) > 1:
+                raise ValueError(
+                    f"Recipe: {name} has one held amax, so that all its sites must "
+                    f"have one period, got every={sorted(operand)}."
+                )
+        x, w, dy = (next(iter(operand), None) for operand in periods)
+        return x, w, dy
+
+    @property
+    def holds(self) -> bool:
+        """Whether any tensor scale is held, so that a layer has state."""
+        return any(self.every)
+
+    @property
+    def packed_site(self) -> Site | None:
+        """The site whose quantized x the backward pass starts from; None is x."""
+        site = Site.FPROP_X if self.source == "fprop" else Site.WGRAD_X
+        needed = self.wgrad.x is not None or self.source == "fprop"
+        return site if needed else None
 
     @property
     def sites(self) -> dict[Site, Quantizer | None]:

@@ -1,0 +1,240 @@
+"""The three GEMMs of a linear layer, on canonical operands."""
+
+import dataclasses
+import functools
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import AxisType
+
+from fp4jax.numerics import Site, blocks
+from fp4jax.ops import native
+from fp4jax.ops.dims import flatten
+from fp4jax.ops.operands import Operand, make_operand
+from fp4jax.ops.residuals import PackedOperand, pack_operand, unpack_operand
+from fp4jax.recipes import Recipe
+
+Position = Literal["lhs", "rhs"]
+# Of x, w and dy; None where an amax is not held.
+Amaxes = tuple[jax.Array | None, jax.Array | None, jax.Array | None]
+
+_COMPUTE = {"bf16": jnp.bfloat16, "f32": jnp.float32, "native": jnp.bfloat16}
+
+
+@dataclasses.dataclass(frozen=True)
+class Gemms:
+    """What is static about the three GEMMs of one call.
+
+    Operands are canonical: lhs [*batch, *m, k], rhs [*batch, k, *n], and the cotangent
+    of the result g [*batch, *m, *n].
+
+    Attributes:
+      recipe: what to quantize.
+      batch: number of batch axes.
+      weight: which operand is w.
+      precision: of the products, as `lax.dot_general` takes it.
+      dtype: of the result.
+      out_sharding: of the result.
+      lhs: abstract value of lhs: its shape, dtype and sharding.
+      rhs: likewise.
+    """
+
+    recipe: Recipe
+    batch: int
+    weight: Position
+    precision: Any
+    dtype: Any
+    out_sharding: Any
+    lhs: Any
+    rhs: Any
+
+    def forward(
+        self, lhs: jax.Array, rhs: jax.Array, key: jax.Array | None, amaxes: Amaxes
+    ) -> jax.Array:
+        """Returns y, [*batch, *m, *n]."""
+        return self._multiply(
+            self._fprop_operand(lhs, "lhs", key, amaxes),
+            self._fprop_operand(rhs, "rhs", key, amaxes),
+            dtype=self.dtype,
+            out_sharding=self.out_sharding,
+        )
+
+    def backward(self, lhs, rhs, g, key, amaxes: Amaxes) -> tuple[jax.Array, jax.Array]:
+        """Returns the cotangents of lhs and rhs, from that of the result.
+
+        Args:
+          lhs: the array, or where x is packed its `PackedOperand`.
+          rhs: likewise.
+          g: the cotangent of the result.
+          key: of the call.
+          amaxes: of the call.
+        """
+        g_dlhs, g_drhs = self._cotangents(g, key, amaxes)
+        dlhs = self._multiply(
+            g_dlhs,
+            self._saved_operand(rhs, "rhs", key, amaxes),
+            dtype=self.lhs.dtype,
+            out_sharding=_explicit_sharding(self.lhs),
+        )
+        drhs = self._multiply(
+            self._saved_operand(lhs, "lhs", key, amaxes),
+            g_drhs,
+            dtype=self.rhs.dtype,
+            out_sharding=_explicit_sharding(self.rhs),
+        )
+        return dlhs, drhs
+
+    def pack(
+        self, x: jax.Array, key: jax.Array | None, amaxes: Amaxes
+    ) -> PackedOperand:
+        """Returns what the backward pass needs of x, in few bits."""
+        site, position = self.recipe.packed_site, self.x_position
+        assert site is not None
+        quantizer = self.recipe.sites[site]
+        if site == Site.FPROP_X:
+            operand = self._fprop_operand(x, position, key, amaxes)
+        else:
+            operand = self._backward_operand(x, position, key, amaxes)
+        return pack_operand(operand, quantizer)
+
+    @property
+    def x_position(self) -> Position:
+        """Which operand is x."""
+        return "lhs" if self.weight == "rhs" else "rhs"
+
+    def _operand(self, x, axis: int, site: Site, key, amaxes: Amaxes) -> Operand:
+        """Quantizes along one contraction axis as the recipe says for a site."""
+        quantizer = self.recipe.sites[site]
+        holds = quantizer is not None and quantizer.holds
+        return make_operand(
+            x,
+            quantizer,
+            axis=axis,
+            batch=self.batch,
+            site=site,
+            key=key,
+            amax=amaxes[site.operand] if holds else None,
+        )
+
+    def _fprop_operand(self, x, position: Position, key, amaxes: Amaxes) -> Operand:
+        site = Site.FPROP_W if position == self.weight else Site.FPROP_X
+        axis = x.ndim - 1 if position == "lhs" else self.batch
+        return self._operand(x, axis, site, key, amaxes)
+
+    def _backward_operand(self, x, position: Position, key, amaxes: Amaxes) -> Operand:
+        """Quantizes lhs [*batch, m, k] along m, or rhs [*batch, k, n] along n."""
+        site = Site.DGRAD_W if position == self.weight else Site.WGRAD_X
+        if position == "lhs":
+            x, axis = flatten(x, self.batch, x.ndim - 1), self.batch
+        else:
+            x, axis = flatten(x, self.batch + 1, x.ndim), self.batch + 1
+        return self._operand(x, axis, site, key, amaxes)
+
+    def _saved_operand(self, x, position: Position, key, amaxes: Amaxes) -> Operand:
+        """Returns the operand of the backward pass that is not the cotangent."""
+        shape = (self.lhs if position == "lhs" else self.rhs).shape
+        if isinstance(x, PackedOperand):
+            operand = unpack_operand(x)
+            if self.recipe.source == "original":
+                return operand
+            x = operand.dequantized(shape)
+        elif self.recipe.source == "fprop":
+            x = self._fprop_operand(x, position, key, amaxes).dequantized(shape)
+        return self._backward_operand(x, position, key, amaxes)
+
+    def _cotangents(self, g, key, amaxes: Amaxes) -> tuple[Operand, Operand]:
+        """Returns dy as the GEMM of dlhs contracts it, and as that of drhs does."""
+        middle = len(self.lhs.shape) - 1
+        g_n = flatten(g, middle, g.ndim)  # [*batch, *m, n]
+        g_m = flatten(g, self.batch, middle)  # [*batch, m, *n]
+        sites = (Site.DGRAD_DY, Site.WGRAD_DY)
+        dlhs, drhs = sites if self.weight == "rhs" else sites[::-1]
+        views = {dlhs: (g_n, g_n.ndim - 1), drhs: (g_m, self.batch)}
+        if not self.recipe.share_dy:
+            g_dlhs, g_drhs = (
+                self._operand(view, axis, site, key, amaxes)
+                for site, (view, axis) in views.items()
+            )
+            return g_dlhs, g_drhs
+        # Squares serve either contraction: quantized once, as dgrad sees it.
+        view, axis = views[Site.DGRAD_DY]
+        operand = self._operand(view, axis, Site.DGRAD_DY, key, amaxes)
+        array = operand.values(_COMPUTE[self.recipe.compute])
+        array = array[tuple(slice(n) for n in view.shape)]
+        view, axis = views[Site.WGRAD_DY]
+        shared = Operand(
+            view.shape,
+            axis,
+            Site.WGRAD_DY,
+            array=array.reshape(view.shape),
+            tensor_scale=operand.tensor_scale,
+        )
+        return (operand, shared) if dlhs == Site.DGRAD_DY else (shared, operand)
+
+    def _multiply(self, a: Operand, b: Operand, *, dtype, out_sharding) -> jax.Array:
+        """Contracts one axis of each operand, and applies their tensor scales."""
+        if self.recipe.compute == "native" and a.blocks and b.blocks:
+            y = self._multiply_natively(a, b)
+        else:
+            y = self._emulate(a, b, out_sharding)
+        # One after the other, in the order of the sites: their product may overflow.
+        # The barrier keeps a compiler from moving a constant one to the end.
+        for operand in sorted((a, b), key=lambda operand: operand.site):
+            if operand.tensor_scale is not None:
+                y = y * lax.optimization_barrier(operand.tensor_scale)
+        return y.astype(dtype)
+
+    def _emulate(self, a: Operand, b: Operand, out_sharding) -> jax.Array:
+        # Blocks of other sizes, or none, may have padded one operand further.
+        k = max(a.shape[a.axis], b.shape[b.axis], 1)
+        arrays = (
+            blocks.pad_to_multiple(x.values(_COMPUTE[self.recipe.compute]), {x.axis: k})
+            for x in (a, b)
+        )
+        batch = tuple(range(self.batch))
+        precision = self.precision
+        if precision is None and self.recipe.compute == "f32":
+            precision = lax.Precision.HIGHEST
+        return _float32_sums(
+            *arrays,
+            dimension_numbers=(((a.axis,), (b.axis,)), (batch, batch)),
+            precision=precision,
+            out_sharding=out_sharding,
+        )
+
+    def _multiply_natively(self, a: Operand, b: Operand) -> jax.Array:
+        assert a.blocks is not None and b.blocks is not None
+        y = native.matmul(
+            a.blocks,
+            b.blocks,
+            quantizers=(self.recipe.sites[a.site], self.recipe.sites[b.site]),
+            axes=(a.blocks.axis, b.blocks.axis),
+            batch=self.batch,
+        )
+        return y.reshape(*a.free, *b.free[self.batch :])
+
+
+def _float32_sums(a: jax.Array, b: jax.Array, **kwargs) -> jax.Array:
+    """Computes `lax.dot_general` with float32 sums.
+
+    A CPU multiplies the same operands in float32: exact likewise, and faster.
+    """
+    dot = functools.partial(
+        lax.dot_general, preferred_element_type=jnp.float32, **kwargs
+    )
+    if a.dtype == jnp.float32:
+        return dot(a, b)
+    return lax.platform_dependent(
+        a,
+        b,
+        cpu=lambda a, b: dot(a.astype(jnp.float32), b.astype(jnp.float32)),
+        default=dot,
+    )
+
+
+def _explicit_sharding(x: Any) -> Any:
+    """Returns the sharding of an abstract value on explicit mesh axes, or None."""
+    explicit = AxisType.Explicit in x.sharding.mesh.axis_types
+    return x.sharding if explicit else None

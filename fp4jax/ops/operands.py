@@ -1,0 +1,89 @@
+"""The operands of a GEMM: quantized along its contraction axis, or cast."""
+
+import dataclasses
+
+import jax
+
+from fp4jax.numerics import Quantizer, Site, exact
+from fp4jax.numerics.blockwise import Blocks, quantize_blocks
+from fp4jax.ops.dims import flatten
+
+
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """One input of a GEMM.
+
+    Attributes:
+      shape: of the array, the contraction axis padded.
+      axis: the contraction axis.
+      site: which of the six it is.
+      blocks: the quantized array; of square blocks the free axes are one.
+      array: what is multiplied where there are no blocks.
+      tensor_scale: the float32 scalar that is left to multiply the result, or None.
+    """
+
+    shape: tuple[int, ...]
+    axis: int
+    site: Site
+    blocks: Blocks | None = None
+    array: jax.Array | None = None
+    tensor_scale: jax.Array | None = None
+
+    @property
+    def free(self) -> tuple[int, ...]:
+        """The shape without the contraction axis."""
+        return tuple(n for i, n in enumerate(self.shape) if i != self.axis)
+
+    def values(self, dtype: jax.typing.DTypeLike) -> jax.Array:
+        """Returns the array that enters the GEMM."""
+        if self.blocks is not None:
+            return self.blocks.operand(dtype).reshape(self.shape)
+        assert self.array is not None
+        return exact.cast(self.array, dtype)
+
+    def dequantized(self, shape: tuple[int, ...]) -> jax.Array:
+        """Returns the float32 values of the array of some shape that was quantized."""
+        assert self.blocks is not None
+        x = self.blocks.dequantized().reshape(self.shape)
+        return x[tuple(slice(n) for n in shape)]
+
+
+def make_operand(
+    x: jax.Array,
+    quantizer: Quantizer | None,
+    *,
+    axis: int,
+    batch: int,
+    site: Site,
+    key: jax.Array | None = None,
+    amax: jax.Array | None = None,
+) -> Operand:
+    """Quantizes an array whose first `batch` axes are never blocked together.
+
+    Args:
+      x: [*batch, ...], the contraction axis first or last of the rest.
+      quantizer: None leaves the array as it is.
+      axis: the contraction axis, not negative.
+      batch: number of batch axes.
+      site: which stream of the key to draw from.
+      key: of quantizers that draw.
+      amax: float32 [], of the tensor, where it is held.
+    """
+    if quantizer is None:
+        return Operand(x.shape, axis, site, array=x)
+    shape, other, contraction = list(x.shape), None, axis
+    if quantizer.is_square:
+        # Squares run over the contraction axis and over all free axes as one.
+        if axis == batch:
+            other = axis + 1
+            x = flatten(x, other, x.ndim)
+        else:
+            x = flatten(x, batch, axis)
+            other, contraction = batch, batch + 1
+    blocks = quantize_blocks(
+        x, quantizer, axis=contraction, other=other, key=key, amax=amax, site=site
+    )
+    shape[axis] = blocks.tiling.shape[contraction]
+    return Operand(
+        tuple(shape), axis, site, blocks=blocks, tensor_scale=blocks.tensor_scale
+    )

@@ -1,0 +1,106 @@
+"""Packed residuals: what the backward pass needs of x, in 4 bits an element.
+
+The weight gradient is made of the quantized x. Saved as codes and scales, it takes 4.5
+bits an element with one-byte scales for 16, 6 with float32 ones, where x takes 16, and
+the gradient is the same bit for bit.
+"""
+
+import dataclasses
+
+import jax
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from fp4jax.numerics import F32, Quantizer, Site, formats, pack, unpack
+from fp4jax.numerics.blocks import Tiling, pad_to_multiple
+from fp4jax.numerics.blockwise import Blocks
+from fp4jax.ops.operands import Operand
+
+RESIDUAL = "fp4_residual"  # the name that `jax.checkpoint` policies may save
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PackedOperand:
+    """A quantized operand in as few bytes as its formats need.
+
+    Attributes:
+      codes: uint8, two elements a byte along the contraction axis for 4-bit grids.
+      scales: uint8 codes, or float32 for `F32` scales.
+      tensor_scale: float32 [], or None.
+      signs: float32 signs of the rotation, or None.
+      quantizer: what made it.
+      shape: of the operand, the contraction axis padded.
+      axis: the contraction axis of the operand.
+      site: which of the six the operand is.
+      blocked_shape: of the array that was split in blocks.
+      blocked_axes: its contraction axis, and the second axis of squares.
+    """
+
+    codes: jax.Array
+    scales: jax.Array
+    tensor_scale: jax.Array | None
+    signs: jax.Array | None
+    quantizer: Quantizer = dataclasses.field(metadata={"static": True})
+    shape: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+    axis: int = dataclasses.field(metadata={"static": True})
+    site: Site = dataclasses.field(metadata={"static": True})
+    blocked_shape: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+    blocked_axes: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+
+
+def pack_operand(operand: Operand, quantizer: Quantizer) -> PackedOperand:
+    """Packs a quantized operand; `unpack_operand` gives it back bit for bit."""
+    blocks = operand.blocks
+    assert blocks is not None
+    tiling, axis = blocks.tiling, blocks.axis
+    codes = formats.encode(tiling.join(blocks.values), quantizer.grid)
+    if _fits_half_a_byte(quantizer):
+        codes = pack(pad_to_multiple(codes, {axis: 2}), axis=axis)
+    scales = lax.squeeze(blocks.scale, tiling.inside)
+    if quantizer.scale.format != F32:
+        scales = formats.encode_magnitude(scales, quantizer.scale.format)
+    return PackedOperand(
+        codes=checkpoint_name(codes, RESIDUAL),
+        scales=checkpoint_name(scales, RESIDUAL),
+        tensor_scale=blocks.tensor_scale,
+        signs=blocks.signs,
+        quantizer=quantizer,
+        shape=operand.shape,
+        axis=operand.axis,
+        site=operand.site,
+        blocked_shape=tiling.shape,
+        blocked_axes=(axis, *(i for i in tiling.sizes if i != axis)),
+    )
+
+
+def unpack_operand(packed: PackedOperand) -> Operand:
+    """Returns the operand that was packed."""
+    quantizer, axis = packed.quantizer, packed.blocked_axes[0]
+    size = quantizer.block_size
+    tiling = Tiling(packed.blocked_shape, dict.fromkeys(packed.blocked_axes, size))
+    codes, scales = packed.codes, packed.scales
+    if _fits_half_a_byte(quantizer):
+        codes = unpack(codes, axis=axis)
+        codes = lax.slice_in_dim(codes, 0, packed.blocked_shape[axis], axis=axis)
+    if quantizer.scale.format != F32:
+        scales = formats.decode_magnitude(scales, quantizer.scale.format)
+    blocks = Blocks(
+        values=tiling.split(formats.decode(codes, quantizer.grid)),
+        scale=lax.expand_dims(scales, tiling.inside),
+        tensor_scale=packed.tensor_scale,
+        signs=packed.signs,
+        tiling=tiling,
+        axis=axis,
+    )
+    return Operand(
+        packed.shape,
+        packed.axis,
+        packed.site,
+        blocks=blocks,
+        tensor_scale=packed.tensor_scale,
+    )
+
+
+def _fits_half_a_byte(quantizer: Quantizer) -> bool:
+    return quantizer.grid.magnitude_bits < 4
