@@ -5,6 +5,7 @@ import dataclasses
 from fp4jax.numerics import (
     UNIFORM,
     FixedSigns,
+    Fresh,
     Hadamard,
     Quantizer,
     Scale,
@@ -30,7 +31,8 @@ def ufp4(scale: Scale = Scale(), *, seed: int = 0) -> Recipe:
     signs are drawn; here each GEMM has one fixed vector.
 
     Args:
-      scale: block scale; published with float32.
+      scale: block scale; published with float32. A scale of 3 mantissa bits is made
+        two-level, its tensor scale from the tensor at hand.
       seed: of the sign vectors, an integer in [0, 2^32 - 2): fprop takes it, dgrad and
         wgrad the next two.
 
@@ -45,7 +47,8 @@ def ufp4(scale: Scale = Scale(), *, seed: int = 0) -> Recipe:
         raise ValueError(
             f"ufp4: seed must be an integer in [0, 2^32 - 2), got seed={seed!r}."
         )
-    quantizer = Quantizer(UNIFORM, block=16, scale=scale)
+    tensor_scale = Fresh() if scale.rounds_mantissa else None
+    quantizer = Quantizer(UNIFORM, block=16, scale=scale, tensor_scale=tensor_scale)
     fprop, dgrad, wgrad = (
         dataclasses.replace(quantizer, rotation=Hadamard(16, FixedSigns(seed + gemm)))
         for gemm in range(3)

@@ -1,0 +1,40 @@
+"""Transposition-invariant FP4: square blocks, one scale forward and backward."""
+
+import dataclasses
+
+from fp4jax.numerics import E2M1, E8M0, Quantizer, Scale, Stochastic
+from fp4jax.recipes.recipe import Dgrad, Fprop, Recipe, Wgrad
+
+
+def ti2d(*, block: int = 32, sr_all: bool = False) -> Recipe:
+    """Returns E2M1 elements in squares under a power of two that does not truncate.
+
+    ====== =========================== ===========================
+    GEMM   first operand               second operand
+    ====== =========================== ===========================
+    fprop  x: BxB, nearest             w: BxB, nearest
+    dgrad  dy: BxB, stochastic         w: BxB, nearest
+    wgrad  x: BxB, nearest             dy: that of dgrad
+    ====== =========================== ===========================
+
+    A square keeps its scale when the tensor is transposed, so that every GEMM sees the
+    same x, w and dy. In a model, the query and key projections take `mxfp8`:
+    `policies.ti2d`. Which operands the publication rounds stochastically is not said.
+
+    Args:
+      block: side B of a square.
+      sr_all: whether x and w are rounded stochastically too; each GEMM then draws for
+        itself.
+
+    References: arXiv 2607.24953.
+    """
+    scale = Scale(E8M0, "truncation_free")
+    nearest = Quantizer(E2M1, block=(block, block), scale=scale)
+    stochastic = dataclasses.replace(nearest, rounding=Stochastic())
+    operand = stochastic if sr_all else nearest
+    return Recipe(
+        Fprop(x=operand, w=operand),
+        Dgrad(dy=stochastic, w=operand),
+        Wgrad(x=operand, dy=stochastic),
+        share_dy=True,
+    )
