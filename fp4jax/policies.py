@@ -56,6 +56,60 @@ def nvfp4(config: HasLayers) -> Policy:
     return keep(Policy(recipes.nvfp4()), config, last=kept)
 
 
+def mxfp4(config: HasLayers) -> Policy:
+    """Returns `recipes.mxfp4` in every block."""
+    del config
+    return Policy(recipes.mxfp4())
+
+
+def mxfp4_tseng(config: HasLayers) -> Policy:
+    """Returns `recipes.mxfp4_tseng` in every block."""
+    del config
+    return Policy(recipes.mxfp4_tseng())
+
+
+def mxfp8(config: HasLayers) -> Policy:
+    """Returns `recipes.mxfp8` in every block."""
+    del config
+    return Policy(recipes.mxfp8())
+
+
+def ue5m3(config: HasLayers) -> Policy:
+    """Returns `recipes.ue5m3`, with another target for dy in the last four `mlp/down`.
+
+    For wgrad it is 2048 there, not 448, which keeps small blocks of small gradients.
+
+    References: arXiv 2609.02846.
+    """
+    last = range(max(0, config.num_layers - 4), config.num_layers)
+    wider = recipes.ue5m3(wgrad_dy_target=2048.0)
+    rules = tuple(Rule(f"blocks/{i}/mlp/down", wider) for i in last)
+    return Policy(recipes.ue5m3(), rules)
+
+
+def ti2d(config: HasLayers) -> Policy:
+    """Returns `recipes.ti2d`, but `recipes.mxfp8` in projections to queries and keys.
+
+    References: arXiv 2607.24953.
+    """
+    del config
+    projections = ("*/attention/query", "*/attention/key")
+    rules = tuple(Rule(pattern, recipes.mxfp8()) for pattern in projections)
+    return Policy(recipes.ti2d(), rules)
+
+
+def four_over_six(config: HasLayers) -> Policy:
+    """Returns `recipes.four_over_six` in every block."""
+    del config
+    return Policy(recipes.four_over_six())
+
+
+def quartet2(config: HasLayers) -> Policy:
+    """Returns `recipes.quartet2` in every block."""
+    del config
+    return Policy(recipes.quartet2())
+
+
 def int2(config: HasLayers) -> Policy:
     """Returns `recipes.int2` in every block: the control."""
     del config
@@ -101,12 +155,26 @@ def bf16_forward(policy: Policy) -> Policy:
     """
 
     def forward(recipe: Recipe) -> Recipe:
-        return dataclasses.replace(recipe, fprop=Fprop())
+        return dataclasses.replace(recipe, fprop=Fprop(), source="original")
 
     rules = tuple(Rule(rule.pattern, forward(rule.recipe)) for rule in policy.rules)
     return Policy(forward(policy.default), rules)
 
 
 PRESETS: dict[str, Callable[[HasLayers], Policy]] = {
-    preset.__name__: preset for preset in (bf16, e2m1_ref, ufp4, nvfp4, int2)
+    preset.__name__: preset
+    for preset in (
+        bf16,
+        e2m1_ref,
+        ufp4,
+        nvfp4,
+        mxfp4,
+        mxfp4_tseng,
+        mxfp8,
+        ue5m3,
+        ti2d,
+        four_over_six,
+        quartet2,
+        int2,
+    )
 }

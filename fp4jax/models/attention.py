@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from fp4jax.models.config import ModelConfig
-from fp4jax.models.layers import Linear, residual_std
+from fp4jax.models.layers import Linear, packed_once, residual_std
 from fp4jax.recipes import Recipe
 
 
@@ -40,9 +40,13 @@ class Attention(nnx.Module):
     ) -> jax.Array:
         """Mixes x [b, t, d] over its documents; `mask` is of `document_mask`."""
         heads = (*x.shape[:2], -1, self.head_dim)
-        query = rotate(self.query(x).reshape(heads), rotation)  # [b, t, h, e]
-        key = rotate(self.key(x).reshape(heads), rotation)  # [b, t, h_kv, e]
-        value = self.value(x).reshape(heads)
+        projections = (self.query, self.key, self.value)
+        packed = packed_once(x, *projections)
+        query, key, value = (
+            project(x, packed=packed).reshape(heads) for project in projections
+        )
+        query = rotate(query, rotation)  # [b, t, h, e]
+        key = rotate(key, rotation)  # [b, t, h_kv, e]
         mixed = jax.nn.dot_product_attention(
             query, key, value, mask=mask, is_causal=True
         )

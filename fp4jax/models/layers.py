@@ -11,6 +11,9 @@ from jax.ad_checkpoint import checkpoint_name
 
 from fp4jax.models.config import ModelConfig
 from fp4jax.nnx import DotGeneral
+from fp4jax.numerics import Quantizer, Site
+from fp4jax.ops.dot_general import pack_x
+from fp4jax.ops.residuals import PackedOperand
 from fp4jax.recipes import Recipe
 
 ACTIVATION_DTYPE = jnp.bfloat16
@@ -58,9 +61,51 @@ class Linear(nnx.Linear):
             rngs=rngs,
         )
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        """Returns y [*b, out_features] bfloat16 of x [*b, in_features]."""
-        return checkpoint_name(super().__call__(x), LINEAR_OUTPUT)
+    @property
+    def recipe(self) -> Recipe:
+        """How its GEMMs quantize."""
+        assert isinstance(self.dot_general, DotGeneral)
+        return self.dot_general.recipe
+
+    def __call__(
+        self, x: jax.Array, *, packed: PackedOperand | None = None
+    ) -> jax.Array:
+        """Returns y [*b, out_features] bfloat16 of x [*b, in_features].
+
+        Args:
+          x: float32 or bfloat16.
+          packed: from `packed_once`, what layers that take the same x save of it.
+        """
+        y = self.dot_general(
+            x,
+            self.kernel[...],
+            (((x.ndim - 1,), (0,)), ((), ())),
+            preferred_element_type=ACTIVATION_DTYPE,
+            packed=packed,
+        )
+        return checkpoint_name(y, LINEAR_OUTPUT)
+
+
+def packed_once(x: jax.Array, *layers: Linear) -> PackedOperand | None:
+    """Returns one copy of x for the backward pass of all layers that take it.
+
+    None where they save x as it is, which is one array as well, and where each must
+    pack x for itself: their recipes quantize it differently, with noise, or by an amax
+    that each holds.
+    """
+    sharing = {_sharing(layer.recipe) for layer in layers}
+    if sharing & {None} or len(sharing) > 1:
+        return None
+    return pack_x(x, recipe=layers[0].recipe)
+
+
+def _sharing(recipe: Recipe) -> tuple[Site, Quantizer] | None:
+    """Returns what recipes that can share a packed x have in common, or None."""
+    site, x_period = recipe.packed_site, recipe.every[0]
+    if recipe.residuals != "packed" or site is None or x_period is not None:
+        return None
+    quantizer = recipe.sites[site]
+    return None if quantizer is None or quantizer.draws else (site, quantizer)
 
 
 class RMSNorm(nnx.RMSNorm):
@@ -93,7 +138,9 @@ class SwiGLU(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps each vector of x [b, t, d] by itself."""
-        hidden = jax.nn.silu(self.gate(x)) * self.up(x)  # [b, t, f]
+        packed = packed_once(x, self.gate, self.up)
+        gate, up = self.gate(x, packed=packed), self.up(x, packed=packed)
+        hidden = jax.nn.silu(gate) * up  # [b, t, f]
         return self.down(hidden)
 
 

@@ -3,10 +3,12 @@
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from fp4jax.ops.dot_general import DimensionNumbers, dot_general
 from fp4jax.ops.einsum import einsum
+from fp4jax.ops.residuals import PackedOperand
 from fp4jax.recipes import Recipe
 
 
@@ -16,6 +18,14 @@ class NoiseKey(nnx.Variable):
 
 class QuantStep(nnx.Variable):
     """The training step, which `set_step` writes; None until then."""
+
+
+class Held(nnx.Variable):
+    """Amaxes of x, w and dy, float32 [*stack, 3], where the recipe holds any.
+
+    0 is one not yet seen, which is computed afresh. `fp4jax.nnx.value_and_grad` writes
+    them; no optimizer does.
+    """
 
 
 class Gemm(nnx.Module):
@@ -36,19 +46,30 @@ class Gemm(nnx.Module):
 
     def __init__(self, recipe: Recipe, *, rngs: nnx.Rngs, stack: tuple[int, ...] = ()):
         key = rngs["quant"]()
-        self.recipe = recipe
         self.key = NoiseKey(jax.random.split(key, stack) if stack else key)
         self.step = QuantStep(None)
+        self.held = Held(None)
+        self.set_recipe(recipe)
 
     def set_recipe(self, recipe: Recipe) -> None:
-        """Replaces the recipe; key and step stay."""
+        """Replaces the recipe; key, step and amaxes stay."""
         self.recipe = recipe
+        if recipe.holds and self.held.get_value() is None:
+            shape = (*self.key.get_value().shape, 3)
+            self.held.set_value(jnp.zeros(shape, jnp.float32))
 
     def _arguments(self) -> dict[str, Any]:
         """Returns the arguments of `fp4jax.dot_general` that this layer decides."""
         step = self.step.get_value()
         key = None if step is None else jax.random.fold_in(self.key.get_value(), step)
-        return {"recipe": self.recipe, "key": key}
+        held = self.held.get_value() if self.recipe.holds else None
+        if self.recipe.holds and held is None:
+            raise ValueError(
+                f"{type(self).__name__}: state must be that of its recipe, got none of "
+                "the amaxes that it holds. Restore the state of a model with this "
+                "recipe, or call set_recipe to begin with new amaxes."
+            )
+        return {"recipe": self.recipe, "key": key, "held": held, "step": step}
 
 
 class DotGeneral(Gemm):
@@ -75,8 +96,9 @@ class DotGeneral(Gemm):
         preferred_element_type: Any = None,
         *,
         out_sharding: Any = None,
+        packed: PackedOperand | None = None,
     ) -> jax.Array:
-        """Computes `fp4jax.dot_general` with this layer's recipe and key."""
+        """Computes `fp4jax.dot_general` with this layer's recipe and state."""
         return dot_general(
             lhs,
             rhs,
@@ -84,6 +106,7 @@ class DotGeneral(Gemm):
             precision,
             preferred_element_type,
             out_sharding=out_sharding,
+            packed=packed,
             **self._arguments(),
         )
 
@@ -112,7 +135,7 @@ class Einsum(Gemm):
         preferred_element_type: Any = None,
         out_sharding: Any = None,
     ) -> jax.Array:
-        """Computes `fp4jax.einsum` with this layer's recipe and key; `rhs` is w."""
+        """Computes `fp4jax.einsum` with this layer's recipe and state; `rhs` is w."""
         return einsum(
             spec,
             lhs,

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from fp4jax.nnx import Held
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -17,12 +19,14 @@ class TrainState:
       step: int32 [], the number of steps taken.
       params: the trained parameters.
       opt_state: the optimizer's.
+      held: the amaxes that tensor scales hold, which the backward pass writes.
       rest: every other variable of the model, such as the keys of its noise.
     """
 
     step: jax.Array
     params: optax.Params
     opt_state: optax.OptState
+    held: nnx.State
     rest: nnx.State
 
 
@@ -36,11 +40,12 @@ def make_state(
         structure is of use from then on.
       transform: initializes `opt_state`.
     """
-    graph, params, rest = nnx.split(model, nnx.Param, ...)
+    graph, params, held, rest = nnx.split(model, nnx.Param, Held, ...)
     state = TrainState(
         step=jnp.zeros((), jnp.int32),
         params=params,
         opt_state=transform.init(params),
+        held=held,
         rest=rest,
     )
     return graph, state

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from fp4jax.nnx import set_step
+from fp4jax.nnx import Held, set_step, value_and_grad
 from fp4jax.train.optim import Optimizer
 from fp4jax.train.state import TrainState
 
@@ -38,19 +38,23 @@ def make_train_step(
     """
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        def loss_of(params):
-            model = nnx.merge(graph, params, state.rest, copy=True)
-            set_step(model, state.step)
-            total, weight = token_losses(model, batch)
-            return total / jnp.maximum(weight, 1)
-
-        loss, grads = jax.value_and_grad(loss_of)(state.params)
+        model = nnx.merge(graph, state.params, state.held, state.rest, copy=True)
+        set_step(model, state.step)
+        loss, grads = value_and_grad(_mean_loss)(model, batch)
         updates, opt_state = optimizer.transform.update(
             grads, state.opt_state, state.params
         )
+        grad_norm = optax.tree.norm(grads)
+        # A step that went wrong must not decide the scales of those to come.
+        finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+        held = jax.tree.map(
+            lambda new, old: jnp.where(finite, new, old),
+            nnx.state(model, Held),
+            state.held,
+        )
         metrics = {
             "loss": loss,
-            "grad_norm": optax.tree.norm(grads),
+            "grad_norm": grad_norm,
             "lr": jnp.asarray(optimizer.schedule(state.step), jnp.float32),
         }
         state = dataclasses.replace(
@@ -58,6 +62,7 @@ def make_train_step(
             step=state.step + 1,
             params=optax.apply_updates(state.params, updates),
             opt_state=opt_state,
+            held=held,
         )
         return state, metrics
 
@@ -67,11 +72,12 @@ def make_train_step(
 def make_eval_step(graph: nnx.GraphDef) -> Callable[[TrainState, Batch], Metrics]:
     """Returns the jitted `step(state, batch) -> {"loss_sum": float32 [], in nats}`.
 
-    The forward pass is that of training, quantized fprop included.
+    The forward pass is that of training, quantized fprop included; held amaxes are
+    read and never refreshed.
     """
 
     def step(state: TrainState, batch: Batch) -> Metrics:
-        model = nnx.merge(graph, state.params, state.rest, copy=True)
+        model = nnx.merge(graph, state.params, state.held, state.rest, copy=True)
         set_step(model, state.step)  # for recipes that draw in the forward pass
         loss_sum, _ = token_losses(model, batch)
         return {"loss_sum": loss_sum}
@@ -94,3 +100,8 @@ def token_losses(model: nnx.Module, batch: Batch) -> tuple[jax.Array, jax.Array]
     )
     mask = batch["loss_mask"].astype(jnp.float32)
     return jnp.sum(losses * mask), jnp.sum(mask)
+
+
+def _mean_loss(model: nnx.Module, batch: Batch) -> jax.Array:
+    total, weight = token_losses(model, batch)
+    return total / jnp.maximum(weight, 1)

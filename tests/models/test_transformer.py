@@ -66,13 +66,13 @@ def test_a_schedule_stacks_layers_that_are_equal_in_every_phase():
     model = build(lambda config: Schedule(((0, fp4), (5, kept))))
     assert [len(stack.mlp_norm.scale[...]) for stack in model.stacks] == [2, 1]
     before, recipe = (
-        nnx.state(model),
+        nnx.as_pure(nnx.state(model)),
         lambda i: model.stacks[i].mlp.up.dot_general.recipe,
     )
     assert recipe(0) == recipe(1) == recipes.ufp4()
     model.set_policy(kept)
     assert (recipe(0), recipe(1)) == (recipes.ufp4(), recipes.bf16())
-    chex.assert_trees_all_equal(before, nnx.state(model))
+    chex.assert_trees_all_equal(before, nnx.as_pure(nnx.state(model)))
 
 
 def test_a_policy_that_tells_stacked_layers_apart_raises():
@@ -236,12 +236,16 @@ def first_queries(policy):
     return np.asarray(jax.jit(block.attention.query)(x), np.float64)
 
 
-@pytest.mark.parametrize(
-    "policy", [name for name in policies.PRESETS if name != "bf16"]
-)
+@pytest.mark.parametrize("policy", policies.PRESETS)
 def test_quantization_changes_the_outputs_of_a_layer(policy):
     ours, reference = first_queries(policy), first_queries("bf16")
+    if policy in ("bf16", "mxfp4_tseng"):  # whose forward pass is BF16
+        np.testing.assert_array_equal(ours, reference)
+        return
+    error = np.linalg.norm(ours - reference) / np.linalg.norm(reference)
+    if policy in ("mxfp8", "ti2d"):  # the latter has MXFP8 in queries
+        assert 0.005 < error < 0.05
+        return
     assert np.mean(ours != reference) > 0.95
     if policy != "int2":
-        error = np.linalg.norm(ours - reference) / np.linalg.norm(reference)
         assert 0.05 < error < 0.3  # four bits are off by about a tenth in each operand

@@ -72,7 +72,10 @@ def test_equals_gfloat_step_by_step_and_float64_but_for_ties(name, target, stale
         x = inputs.matrix(name, "float32", (32, 128))
     held = f32(np.abs(x).max()) * f32(stale)
     quantizer = Quantizer(
-        E2M1, block=tile, scale=Scale(UE5M3, pad=False), tensor_scale=Held(target=target)
+        E2M1,
+        block=tile,
+        scale=Scale(UE5M3, pad=False),
+        tensor_scale=Held(target=target),
     )
     q = quantize(jnp.asarray(x), quantizer, amax=jnp.asarray(held))
     decoded = formats.decode(q.codes, E2M1)

@@ -6,6 +6,7 @@ import types
 import pytest
 
 from fp4jax import policies, recipes
+from fp4jax.numerics import Site
 from fp4jax.policies import Policy, Rule, Schedule
 from fp4jax.recipes import Dgrad, Fprop
 
@@ -60,6 +61,32 @@ def test_bf16_forward_changes_fprop_alone():
         assert recipe.fprop == Fprop()
         assert (recipe.dgrad, recipe.wgrad) == (original.dgrad, original.wgrad)
         assert recipe.dgrad != Dgrad()
+
+
+def test_bf16_forward_quantizes_the_backward_pass_from_the_originals():
+    policy = policies.bf16_forward(Policy(recipes.quartet2()))
+    assert policy.default.source == "original"
+    assert policy.default.draws(Site.WGRAD_X)
+
+
+@pytest.mark.parametrize(("layers", "wider"), [(12, [8, 9, 10, 11]), (2, [0, 1])])
+def test_ue5m3_has_another_target_in_the_last_four_mlp_downs(layers, wider):
+    policy = policies.ue5m3(model(layers))
+    policy.check(paths(layers))
+    found = {path: policy.recipe(path).wgrad.dy.tensor_scale for path in paths(layers)}
+    expected = {f"blocks/{i}/mlp/down" for i in wider}
+    assert {path for path, scale in found.items() if scale.target == 2048} == expected
+    assert {scale.target for scale in found.values()} == {448, 2048}
+    others = {
+        policy.recipe(path).dgrad.dy.tensor_scale.target for path in paths(layers)
+    }
+    assert others == {448}
+
+
+def test_ti2d_has_queries_and_keys_in_mxfp8():
+    policy, sites = policies.ti2d(model(2)), ("query", "key", "value", "out")
+    found = [policy.recipe(f"blocks/1/attention/{site}") for site in sites]
+    assert found == [recipes.mxfp8()] * 2 + [recipes.ti2d()] * 2
 
 
 @pytest.mark.parametrize(

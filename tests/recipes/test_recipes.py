@@ -210,7 +210,7 @@ def test_ufp4_refuses_seeds_of_which_one_is_out_of_range(seed):
 @pytest.mark.parametrize("name", policies.PRESETS)
 def test_presets_apply_the_recipe_of_their_name(name):
     policy = policies.PRESETS[name](model(8))
-    assert policy.recipe("blocks/0/attention/query") == getattr(recipes, name)()
+    assert policy.recipe("blocks/0/mlp/up") == getattr(recipes, name)()
     assert recipes.from_json(recipes.to_json(policy)) == policy
 
 

@@ -31,7 +31,9 @@ BATCH = {"inputs": np.zeros((2, 8), np.int32)}
 
 def state_at(step):
     empty = nnx.State({})
-    return TrainState(step=jnp.int32(step), params=empty, opt_state=(), rest=empty)
+    return TrainState(
+        step=jnp.int32(step), params=empty, opt_state=(), held=empty, rest=empty
+    )
 
 
 @jax.jit
