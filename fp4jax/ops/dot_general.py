@@ -118,7 +118,7 @@ def dot_general(
     )
     _check_packed(gemms, packed, rhs if weight == "lhs" else lhs, key)
     step = None if step is None else jnp.asarray(step, jnp.int32)
-    return _dot(gemms, lhs, rhs, key, held, step, packed)
+    return fp4_dot(gemms, lhs, rhs, key, held, step, packed)
 
 
 def pack_x(
@@ -228,12 +228,12 @@ def _check_packed(gemms: Gemms, packed: Any, x: jax.Array, key: Any) -> None:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _dot(gemms: Gemms, lhs, rhs, key, held, step, packed) -> jax.Array:
+def fp4_dot(gemms: Gemms, lhs, rhs, key, held, step, packed) -> jax.Array:
     del step, packed  # a pass that is not differentiated samples nothing, saves nothing
     return gemms.forward(lhs, rhs, key, _amaxes(gemms, lhs, rhs, held, None))
 
 
-def _dot_fwd(gemms: Gemms, lhs, rhs, key, held, step, packed):
+def _fp4_dot_fwd(gemms: Gemms, lhs, rhs, key, held, step, packed):
     if key is None and gemms.recipe.draws():
         raise ValueError(_NO_KEY.format("to differentiate"))
     lhs, rhs = _first_order_only(lhs), _first_order_only(rhs)
@@ -246,7 +246,7 @@ def _dot_fwd(gemms: Gemms, lhs, rhs, key, held, step, packed):
     return y, (lhs, rhs, key, held, step, amaxes)
 
 
-def _dot_bwd(gemms: Gemms, residuals, g: jax.Array):
+def _fp4_dot_bwd(gemms: Gemms, residuals, g: jax.Array):
     lhs, rhs, key, held, step, (x_amax, w_amax, _) = residuals
     g = _first_order_only(g)
     lhs, rhs = (
@@ -258,7 +258,7 @@ def _dot_bwd(gemms: Gemms, residuals, g: jax.Array):
     return dlhs, drhs, None, _new_state(held, amaxes), None, None
 
 
-_dot.defvjp(_dot_fwd, _dot_bwd)
+fp4_dot.defvjp(_fp4_dot_fwd, _fp4_dot_bwd)
 
 
 def _amaxes(gemms: Gemms, lhs, rhs, held, step) -> Amaxes:
