@@ -188,7 +188,8 @@ def _check(
 _NO_KEY = (
     "dot_general: key must be a PRNG key {} a recipe that draws random numbers, got "
     "key=None. Pass key=..., a new one at every step; in a Flax NNX model call "
-    "fp4jax.nnx.set_step(model, step) inside the training step."
+    "fp4jax.nnx.set_step(model, step) inside the training step, to a Linen model give "
+    "rngs={{'quant': key}}, which its nn.scan and nn.vmap split."
 )
 
 

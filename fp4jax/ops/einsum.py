@@ -28,6 +28,8 @@ def einsum(
     recipe: Recipe | None = None,
     key: jax.Array | None = None,
     weight: Literal["lhs", "rhs"] = "rhs",
+    held: jax.Array | None = None,
+    step: jax.Array | int | None = None,
 ) -> jax.Array:
     """Computes a two-operand `jnp.einsum` whose product is `fp4jax.dot_general`.
 
@@ -50,6 +52,8 @@ def einsum(
       recipe: as for `fp4jax.dot_general`; None quantizes nothing.
       key: as for `fp4jax.dot_general`.
       weight: as for `fp4jax.dot_general`.
+      held: as for `fp4jax.dot_general`.
+      step: as for `fp4jax.dot_general`.
 
     Returns:
       What `jnp.einsum` returns: one dimension for each label of the result.
@@ -73,6 +77,8 @@ def einsum(
         recipe=recipe,
         key=key,
         weight=weight,
+        held=held,
+        step=step,
     )
     return einsum_with(dot, spec, lhs, rhs, out_sharding=out_sharding)
 
