@@ -11,6 +11,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 from flax import nnx
+from flax.linen.fp8_ops import fp32_max_grad
 from jax import lax
 from jax.sharding import AxisType
 
@@ -159,6 +160,12 @@ DRAWING = {
     "e2m1_ref": recipes.e2m1_ref(),
     "ufp4": recipes.ufp4(),
     "nvfp4": recipes.nvfp4(),
+    "mxfp4": recipes.mxfp4(),
+    "mxfp4_tseng": recipes.mxfp4_tseng(),
+    "ue5m3": recipes.ue5m3(),
+    "ti2d": recipes.ti2d(),
+    "four_over_six": recipes.four_over_six(),
+    "quartet2": recipes.quartet2(),
 }
 
 
@@ -243,10 +250,43 @@ def test_two_runs_are_equal_bit_for_bit():
     assert_equal(run(), run())
 
 
-# --- How operands are quantized ----------------------------------------------------
+# --- How often and how operands are quantized --------------------------------------
+
+
+def count(jaxpr, name="fp4_quantize"):
+    """Equations of a name in a program and in all it calls."""
+    total = 0
+    for equation in jaxpr.eqns:
+        if equation.params.get("name") == name:
+            total += 1
+            continue
+        for value in jax.tree.leaves(list(equation.params.values())):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                total += count(inner, name)
+    return total
+
+
+def quantizations(f, *args):
+    return count(jax.make_jaxpr(f)(*args).jaxpr)
 
 
 NO_SAVING = jax.checkpoint_policies.nothing_saveable
+
+
+def test_nothing_is_quantized_twice_in_a_pass():
+    """Reports: activations are quantized twice in the forward pass, and again under
+    remat although their codes could have been kept."""
+    shared = recipes.ti2d()
+    both = lambda f: jax.value_and_grad(f, (0, 1))
+    assert quantizations(dot, X, W, KEY) == 2
+    assert quantizations(both(loss), X, W, KEY) == 6
+    # One layer and a function of its output: the recomputed pass has its two sites.
+    remat = jax.checkpoint(loss, policy=NO_SAVING)
+    assert quantizations(both(remat), X, W, KEY) == 8
+    # A recipe with one dy for both gradients quantizes it once.
+    f = functools.partial(loss, recipe=shared)
+    assert quantizations(both(f), X, W, KEY) == 5
 
 
 def test_recomputation_repeats_the_bits():
@@ -262,6 +302,27 @@ def test_recomputation_repeats_the_bits():
     assert_equal(jax.jit(jax.grad(remat, (0, 1, 2)))(*args), plain)
 
 
+def test_forward_in_one_format_and_backward_in_another():
+    """Request: forward in NVFP4, backward in MXFP8."""
+    nvfp4, mxfp8 = recipes.nvfp4(), recipes.mxfp8()
+    mixed = recipes.Recipe(nvfp4.fprop, mxfp8.dgrad, mxfp8.wgrad)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def all_three(recipe):
+        y, vjp = jax.vjp(lambda x, w: dot(x, w, KEY, recipe), X, W)
+        return y, *vjp(DY)
+
+    ours, y, grads = all_three(mixed), all_three(nvfp4)[0], all_three(mxfp8)[1:]
+    assert_equal(ours, (y, *grads))
+    assert share_of_different(ours[0], all_three(mxfp8)[0]) > 0.9
+
+
+def test_mxfp8_gradients_are_e4m3():
+    """Report: MXFP8 with E5M2 gradients diverges."""
+    grids = {q.grid for q in recipes.mxfp8().sites.values()}
+    assert grids == {E4M3}
+
+
 def test_block_scales_are_rounded_to_nearest():
     """Report: a kernel's scales are truncated, and differ from the reference's."""
     x = inputs.matrix("heavy", "float32", (64, 256))
@@ -269,6 +330,43 @@ def test_block_scales_are_rounded_to_nearest():
     q = fp4jax.quantize(jnp.asarray(x), quantizer)
     wanted = np.abs(x).reshape(64, -1, 16).max(-1) * np.float32(1 / 6)
     assert_equal(q.scales, wanted.astype(ml_dtypes.float8_e4m3fn).astype(np.float32))
+
+
+# --- State -------------------------------------------------------------------------
+
+
+def two_uses(xs, held):
+    return sum(held_loss(x, held) for x in xs)
+
+
+def two_lanes(xs, held):
+    return jnp.sum(jax.vmap(held_loss, in_axes=(0, None))(xs, held))
+
+
+def held_loss(x, held):
+    product = fp4jax.dot_general(
+        x, W, MATMUL, recipe=recipes.ue5m3(), key=KEY, held=held, step=jnp.int32(0)
+    )
+    return jnp.vdot(jnp.sin(product), DY)
+
+
+@pytest.mark.parametrize("uses", [two_uses, two_lanes])
+def test_the_state_of_a_layer_used_twice_is_the_larger_amax_and_never_nan(uses):
+    """Reports: amaxes of tied layers and of lanes are summed as gradients are; one bad
+    step poisons every later one, and the checkpoint."""
+
+    @jax.jit
+    def step(xs, held):
+        convert = lambda held: lax.convert_element_type(held, fp32_max_grad)
+        return jax.grad(lambda held: uses(xs, convert(held)))(held)
+
+    xs = jnp.stack([X, 3 * X])
+    state = step(xs, jnp.zeros(3))
+    assert_equal(state[:2], jnp.stack([jnp.max(jnp.abs(xs)), jnp.max(jnp.abs(W))]))
+    assert 0 < state[2] < jnp.max(jnp.abs(DY)) * 1.01
+    broken = step(xs.at[0, 3, 5].set(jnp.nan), state)
+    assert_equal(broken[:2], state[:2])
+    assert np.all(np.isfinite(broken))
 
 
 # --- Small, zero and broken numbers ------------------------------------------------
