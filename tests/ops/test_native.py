@@ -1,5 +1,6 @@
 """FP4 tensor cores: lowered for a GPU, with values where any lowering runs."""
 
+import dataclasses
 import functools
 import re
 
@@ -8,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fp4jax
+from fp4jax import recipes
 from fp4jax.numerics import (
     E2M1,
     E4M3,
@@ -167,6 +170,57 @@ def test_a_nan_block_reaches_the_result(runs):
         a.at[3, 5].set(jnp.nan), b
     )
     assert np.isnan(y[3]).all() and not np.isnan(np.delete(y, 3, 0)).any()
+
+
+def three_gemms(recipe):
+    """y, dx and dw, and operands of shapes that no block divides."""
+
+    def call(x, w, dy):
+        dot = functools.partial(
+            fp4jax.dot_general,
+            dimension_numbers=(((2,), (0,)), ((), ())),
+            recipe=recipe,
+            key=KEY,
+        )
+        y, vjp = jax.vjp(dot, x, w)
+        return y, *vjp(dy)
+
+    shapes = (2, 12, 88), (88, 5, 8), (2, 12, 5, 8)
+    return call, *(jax.random.normal(KEY, shape) for shape in shapes)
+
+
+@pytest.fixture
+def any_device(monkeypatch):
+    monkeypatch.setattr(native, "check_device", lambda: None)
+
+
+RECIPES = {"nvfp4": recipes.nvfp4(), "mxfp4": recipes.mxfp4()}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_all_three_gemms_of_a_recipe_lower_to_scaled_dots(any_device, name):
+    recipe = dataclasses.replace(RECIPES[name], compute="native")
+    text = lowered(*three_gemms(recipe))
+    assert text.count("custom_call @__op$block_scaled_dot") == 3
+    assert "stablehlo.dot_general" not in text
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_gives_the_values_of_the_emulation(any_device, runs, name):
+    call, *args = three_gemms(dataclasses.replace(RECIPES[name], compute="native"))
+    emulation, *_ = three_gemms(RECIPES[name])
+    for ours, emulated in zip(
+        jax.jit(call)(*args), jax.jit(emulation)(*args), strict=True
+    ):
+        bound = 1e-5 * np.abs(emulated).max()
+        np.testing.assert_allclose(ours, emulated, rtol=0, atol=bound)
+
+
+def test_a_recipe_raises_on_a_device_without_the_tensor_cores(monkeypatch):
+    monkeypatch.setattr(jax, "local_devices", lambda: [Device("9.0")])
+    call, *args = three_gemms(dataclasses.replace(recipes.nvfp4(), compute="native"))
+    with pytest.raises(NotImplementedError, match="compute='native' must run on a GPU"):
+        jax.jit(call)(*args)
 
 
 @pytest.mark.parametrize(
