@@ -1,23 +1,37 @@
 """MS-EDEN: scales that make nearest rounding unbiased under a random rotation."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from fp4jax.numerics import blocks, exact
 from fp4jax.numerics.formats import Format
 from fp4jax.numerics.rounding import round_stochastic
 
-# Elements enter the sums as integers of this unit: sums are exact in any order, and of
-# at most 256 squares of at most 6.5 fit 32 bits.
+# Elements enter the sum of a block as integers of this unit: it is exact in any order,
+# and at most 256 squares of at most 7 fit 32 bits.
 _UNITS = 2**9
+# A block's sum keeps 16 bits, so that its product with a squared scale of 4 significant
+# bits is exact, contracted with the addition that follows or not.
+_SUM_MANTISSA = 15
 
 
 def correction(
-    t: jax.Array, values: jax.Array, *, axis: int, blocks_in_group: int
+    scale: jax.Array,
+    t: jax.Array,
+    values: jax.Array,
+    *,
+    axis: int,
+    blocks_in_group: int,
 ) -> jax.Array:
-    """Returns S = <t, t> / <t, values> of each group, for every block of it.
+    """Returns S = <x, x> / <x, x_q> of each group, for every block of it.
+
+    x = t scale,  x_q = values scale
 
     Args:
+      scale: float32 block scales of 3 mantissa bits.
       t: float32 scaled elements, the contraction axis split in [blocks, block].
       values: what they were rounded to.
       axis: the axis of the blocks.
@@ -29,15 +43,19 @@ def correction(
     units = jnp.minimum(jnp.abs(t), jnp.float32(7)) * jnp.float32(_UNITS)
     units = jnp.round(units).astype(jnp.uint32)
     halves = (jnp.abs(values) * 2).astype(jnp.uint32)
+    weight = scale * scale
 
-    def group_sum(x):
+    def group_sum(x: jax.Array) -> jax.Array:
         x = jnp.sum(x, axis=axis + 1, keepdims=True, dtype=jnp.uint32)
+        x = lax.reduce_precision(x.astype(jnp.float32), 8, _SUM_MANTISSA) * weight
         x = blocks.split_axis(x, axis, blocks_in_group)
-        total = jnp.sum(x, axis=axis + 1, keepdims=True, dtype=jnp.uint32)
+        block = functools.partial(lax.slice_in_dim, x, axis=axis + 1)
+        total = block(0, 1)
+        for i in range(1, blocks_in_group):  # in this order on every backend
+            total = total + block(i, i + 1)
         return blocks.join_axes(jnp.broadcast_to(total, x.shape), axis)
 
-    squares = group_sum(units * units).astype(jnp.float32)
-    products = group_sum(units * halves).astype(jnp.float32)
+    squares, products = group_sum(units * units), group_sum(units * halves)
     is_zero = products == 0
     ratio = exact.divide(
         jnp.where(is_zero, 1, squares), jnp.where(is_zero, 1, products)
@@ -66,7 +84,7 @@ def corrected_scales(
       fmt: the format of the scales.
       bits: uint32 uniform in [0, 2^16), one for each block.
     """
-    factor = correction(t, values, axis=axis, blocks_in_group=blocks_in_group)
+    factor = correction(scale, t, values, axis=axis, blocks_in_group=blocks_in_group)
     return jnp.where(
         jnp.isnan(scale), scale, round_stochastic(scale * factor, bits, fmt)
     )
