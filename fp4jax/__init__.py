@@ -2,6 +2,8 @@
 
 from fp4jax import policies as policies
 from fp4jax import recipes as recipes
+from fp4jax.explanation import Explanation as Explanation
+from fp4jax.explanation import explain as explain
 from fp4jax.numerics import QTensor as QTensor
 from fp4jax.numerics import dequantize as dequantize
 from fp4jax.numerics import fake_quant as fake_quant

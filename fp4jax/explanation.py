@@ -184,6 +184,7 @@ def explain(
       ValueError: a Linen module without inputs.
 
     Example:
+      >>> import jax.numpy as jnp
       >>> from flax import nnx
       >>> import fp4jax.nnx
       >>> from fp4jax import recipes

@@ -61,12 +61,6 @@ class Linear(nnx.Linear):
             rngs=rngs,
         )
 
-    @property
-    def recipe(self) -> Recipe:
-        """How its GEMMs quantize."""
-        assert isinstance(self.dot_general, DotGeneral)
-        return self.dot_general.recipe
-
     def __call__(
         self, x: jax.Array, *, packed: PackedOperand | None = None
     ) -> jax.Array:
@@ -93,10 +87,13 @@ def packed_once(x: jax.Array, *layers: Linear) -> PackedOperand | None:
     pack x for itself: their recipes quantize it differently, with noise, or by an amax
     that each holds.
     """
-    sharing = {_sharing(layer.recipe) for layer in layers}
-    if sharing & {None} or len(sharing) > 1:
+    gemms = [layer.dot_general for layer in layers]
+    # A product that something else watches saves for itself.
+    recipes = [gemm.recipe for gemm in gemms if isinstance(gemm, DotGeneral)]
+    sharing = {_sharing(recipe) for recipe in recipes}
+    if len(recipes) < len(gemms) or sharing & {None} or len(sharing) > 1:
         return None
-    return pack_x(x, recipe=layers[0].recipe)
+    return pack_x(x, recipe=recipes[0])
 
 
 def _sharing(recipe: Recipe) -> tuple[Site, Quantizer] | None:

@@ -103,6 +103,12 @@ def dot_general(
     lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
     _check(lhs, rhs, recipe=recipe, key=key)
     _check_held(recipe, held, step)
+    if recipe.compute == "native" and (precision, out_sharding) != (None, None):
+        raise ValueError(
+            "dot_general: precision and out_sharding must be None with "
+            f"compute='native', got precision={precision}, out_sharding="
+            f"{out_sharding}."
+        )
     out = jax.eval_shape(lax_dot, lhs, rhs)  # checks the dimensions as lax does
     dims = Dims.of(dimension_numbers)
     lhs, rhs = dims.canonical_lhs(lhs), dims.canonical_rhs(rhs)
@@ -230,6 +236,7 @@ def _check_packed(gemms: Gemms, packed: Any, x: jax.Array, key: Any) -> None:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def fp4_dot(gemms: Gemms, lhs, rhs, key, held, step, packed) -> jax.Array:
+    """Computes `dot_general` on canonical operands; programs name it so."""
     del step, packed  # a pass that is not differentiated samples nothing, saves nothing
     return gemms.forward(lhs, rhs, key, _amaxes(gemms, lhs, rhs, held, None))
 

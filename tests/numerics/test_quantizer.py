@@ -53,7 +53,7 @@ INVALID = {
     "rounding": (
         lambda: Quantizer(E2M1, rounding="nearest"),
         TypeError,
-        "Quantizer: rounding must be Nearest or Stochastic or MSEden, got rounding='nearest'",
+        "Quantizer: rounding must be Nearest or Stochastic or MSEden, got rounding='n",
     ),
     "rotation": (
         lambda: Quantizer(E2M1, rotation=16),
