@@ -1,0 +1,1 @@
+"""How much the grids shrink, expand and blur arrays of several distributions."""
