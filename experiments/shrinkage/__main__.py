@@ -7,6 +7,7 @@ rounding, for transposed views and for a GEMM. In brackets: what a numpy simulat
 float64 that shares no code with the library printed.
 """
 
+import dataclasses
 from pathlib import Path
 
 import tyro
@@ -26,7 +27,7 @@ def main(tiny: bool = False, *, seed: int = 0, out: Path | None = None) -> None:
       out: New folder for results.jsonl and shrinkage.png.
     """
     sizes = study.TINY if tiny else study.Sizes()
-    setting = {"sizes": vars(sizes), "seed": seed, **record.setting()}
+    setting = {"sizes": dataclasses.asdict(sizes), "seed": seed, **record.setting()}
     if out:
         record.check_free(out)
         record.create(out, setting)

@@ -88,7 +88,6 @@ def plot(rows: Sequence[Row], path: Path) -> None:
         axes.invert_yaxis()
         axes.grid(axis="y", linewidth=0.3)
     qsnr.set_yticklabels([])
-    shrinkage.set_xscale("symlog", linthresh=1)
     shrinkage.axvline(0, color="black", linewidth=0.8)
     shrinkage.set_xlabel("alpha - 1, % (below 0: shrinks)")
     qsnr.set_xlabel("QSNR, dB")
@@ -97,7 +96,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     bins.bar(labels, gauss.bin_error)
     bins.axhline(0, color="black", linewidth=0.8)
     bins.set(xlabel="magnitude of E2M1", ylabel="mean error of the bin, gauss plain")
-    shrinkage.legend(frameon=False, loc="lower right")
+    qsnr.legend(frameon=False, loc="upper right")
     for axes in (shrinkage, qsnr, bins):
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=110)

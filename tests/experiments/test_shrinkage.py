@@ -21,7 +21,8 @@ def few(monkeypatch):
 def test_tiny_run_writes_rows_figure_and_verdict(few, tmp_path, capsys):
     out = tmp_path / "results"
     command.main(tiny=True, out=out)
-    rows = [json.loads(line) for line in (out / "results.jsonl").open()]
+    lines = (out / "results.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
     sections = ["data", "data", "scales", "scales", "views", "views", "gemm", "gemm"]
     assert [row["section"] for row in rows] == sections
     gauss = rows[0]
