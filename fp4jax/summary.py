@@ -57,7 +57,7 @@ def summarize(
     """
 
     def of_layer(operands: Operands) -> dict[str, Figures]:
-        found = {}
+        found: dict[str, Figures] = {}
         for site, quantizer in recipe.sites.items():
             if quantizer is not None:
                 choose, axis = _OPERANDS[site]
