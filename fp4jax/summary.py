@@ -2,25 +2,27 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 
-from fp4jax.numerics import Quantizer, Site, dequantize, quantize, stats
+from fp4jax.numerics import QTensor, Site, dequantize, quantize, stats
 from fp4jax.recipes import Recipe
 from fp4jax.taps import Operands
 
 Figures = dict[str, jax.Array]
 
-# By site: the operand, and the axis that its GEMM contracts.
-_OPERANDS: dict[Site, tuple[Callable[[Operands], jax.Array], int]] = {
-    Site.FPROP_X: (lambda operands: operands.x, -1),
-    Site.FPROP_W: (lambda operands: operands.w, -2),
-    Site.DGRAD_DY: (lambda operands: operands.dy, -1),
-    Site.DGRAD_W: (lambda operands: operands.w, -1),
-    Site.WGRAD_X: (lambda operands: operands.x, -2),
-    Site.WGRAD_DY: (lambda operands: operands.dy, -2),
+# The axis of x [m, k], w [k, n] or dy [m, n] that the GEMM of a site contracts.
+_CONTRACTED = {
+    Site.FPROP_X: -1,
+    Site.FPROP_W: -2,
+    Site.DGRAD_DY: -1,
+    Site.DGRAD_W: -1,
+    Site.WGRAD_X: -2,
+    Site.WGRAD_DY: -2,
 }
+# Where a recipe's `source` may be the values of another site.
+_FROM_FPROP = {Site.DGRAD_W: Site.FPROP_W, Site.WGRAD_X: Site.FPROP_X}
 
 
 def summarize(
@@ -30,8 +32,9 @@ def summarize(
 
     Of each site, from the functions of `fp4jax.stats` of the same names: `qsnr`,
     `shrinkage`, `bias`, `grid_use`, `zero_rate`, `top_rate`, `saturation_rate`,
-    `scale_underflow_rate` and `nonfinite_rate`. Runs under `jax.jit`, so a training
-    step can return it beside its loss.
+    `scale_underflow_rate` and `nonfinite_rate`. The first two are of the operand that
+    was captured, even where a recipe quantizes what fprop made of it. Runs under
+    `jax.jit`, so a training step can return it beside its loss.
 
     Args:
       operands: of a layer, from `fp4jax.capture`.
@@ -57,14 +60,11 @@ def summarize(
     """
 
     def of_layer(operands: Operands) -> dict[str, Figures]:
-        found: dict[str, Figures] = {}
-        for site, quantizer in recipe.sites.items():
-            if quantizer is not None:
-                choose, axis = _OPERANDS[site]
-                found[site.name.lower()] = _figures(
-                    choose(operands), key, quantizer=quantizer, axis=axis, site=site
-                )
-        return found
+        return {
+            site.name.lower(): _figures(operands, key, recipe=recipe, site=site)
+            for site, quantizer in recipe.sites.items()
+            if quantizer is not None
+        }
 
     for _ in range(operands.stack):
         of_layer = jax.vmap(of_layer)
@@ -72,21 +72,37 @@ def summarize(
 
 
 # Compiled as one: eagerly, each of some hundred operations is a program.
-@functools.partial(jax.jit, static_argnames=("quantizer", "axis", "site"))
+@functools.partial(jax.jit, static_argnames=("recipe", "site"))
 def _figures(
-    x: jax.Array, key: jax.Array | None, *, quantizer: Quantizer, axis: int, site: Site
+    operands: Operands, key: jax.Array | None, *, recipe: Recipe, site: Site
 ) -> Figures:
-    other = -3 - axis if quantizer.is_square else None
-    q = quantize(x, quantizer, axis=axis, other=other, key=key, site=site)
-    x_dq = dequantize(q)
+    x = (operands.x, operands.w, operands.dy)[site.operand]
+    source = x
+    if recipe.source == "fprop" and site in _FROM_FPROP:
+        q = _quantize(x, _FROM_FPROP[site], recipe, key)
+        source = dequantize(dataclasses.replace(q, dtype=jnp.dtype(jnp.float32)))
+    if recipe.share_dy and site == Site.WGRAD_DY:
+        site = Site.DGRAD_DY
+    q = _quantize(source, site, recipe, key)
+    x_dq = dequantize(dataclasses.replace(q, dtype=jnp.dtype(jnp.float32)))
     return {
         "qsnr": stats.qsnr(x, x_dq),
         "shrinkage": stats.shrinkage(x, x_dq),
-        "bias": stats.bias(x, q),
+        "bias": stats.bias(source, q),
         "grid_use": stats.grid_use(q),
         "zero_rate": stats.zero_rate(q),
         "top_rate": stats.top_rate(q),
-        "saturation_rate": stats.saturation_rate(x, q),
-        "scale_underflow_rate": stats.scale_underflow_rate(x, q),
+        "saturation_rate": stats.saturation_rate(source, q),
+        "scale_underflow_rate": stats.scale_underflow_rate(source, q),
         "nonfinite_rate": stats.nonfinite_rate(q),
     }
+
+
+def _quantize(
+    x: jax.Array, site: Site, recipe: Recipe, key: jax.Array | None
+) -> QTensor:
+    """Quantizes along the axis that the GEMM of a site contracts."""
+    quantizer, axis = recipe.sites[site], _CONTRACTED[site]
+    assert quantizer is not None
+    other = -3 - axis if quantizer.is_square else None
+    return quantize(x, quantizer, axis=axis, other=other, key=key, site=site)
