@@ -124,6 +124,7 @@ _E4M3 = Scale(E4M3, pad=False)
 _PADDED = Scale(E4M3, pad=True)
 _CEIL = Scale(E8M0, "truncation_free")
 _FLOOR = Scale(E8M0, "floor")
+_TSENG = Scale(E8M0, "floor", prescale=0.75)
 _SR = Stochastic()
 
 # On a Gaussian: label, grid, quantizer, expected.
@@ -133,6 +134,7 @@ _SCALES = (
     ("UE5M3, 16", "E2M1", Quantizer(E2M1, 16, Scale(UE5M3)), (-0.44, 20.43)),
     ("F32, 32", "E2M1", Quantizer(E2M1, 32), (-0.58, 19.91)),
     ("E8M0 floor, 32", "E2M1", Quantizer(E2M1, 32, _FLOOR), (-1.97, 18.78, 2.3)),
+    ("E8M0 floor 3/4, 32", "E2M1", Quantizer(E2M1, 32, _TSENG), (-0.89, 18.58)),
     ("E8M0 ceil, 32", "E2M1", Quantizer(E2M1, 32, _CEIL), (-1.01, 18.75)),
     ("E8M0 ceil, 32", "UNIFORM", Quantizer(UNIFORM, 32, _CEIL), (0.10, 16.84)),
 )

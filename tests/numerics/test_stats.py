@@ -218,6 +218,16 @@ def test_saturation_of_a_scale_by_a_stale_amax():
     assert stats.saturation_rate(x, stale) == 0.125
 
 
+def test_prescaled_elements_stay_on_the_grid():
+    x = jnp.array([7.9, 4.0, 1.0, 0.0])
+    scale = Scale(E8M0, "floor", prescale=0.75)
+    q = fp4jax.quantize(x, dataclasses.replace(E2M1_ROW, scale=scale))
+    assert stats.saturation_rate(x, q) == 0
+    # 5.925, 3 and 0.75 become 6, 3 and 1.
+    expected = (6 + 3 + 1) / (0.75 * 12.9) - 1
+    np.testing.assert_allclose(stats.bias(x, q), expected, rtol=1e-4)
+
+
 @pytest.mark.parametrize(
     "scale",
     [Scale(E4M3), Scale(UE5M3), Scale(E8M0), Scale(E8M0, "floor")],
