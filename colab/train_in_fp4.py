@@ -74,7 +74,7 @@ class GPT(nnx.Module):
         self.norm = nnx.LayerNorm(width, rngs=rngs)
 
     def __call__(self, tokens):
-        x = self.embed(tokens) + self.position(jnp.arange(tokens.shape[1]))
+        x = self.embed(tokens) + self.position(jnp.arange(tokens.shape[1])[None])
         for block in self.blocks:
             x = block(x)
         return self.embed.attend(self.norm(x))
