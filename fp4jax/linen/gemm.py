@@ -32,8 +32,8 @@ class DotGeneral(nn.Module):
       recipe: what to quantize.
 
     Raises:
-      ValueError: an `nn.scan` or `nn.vmap` around it that does not split "quant", so
-        that every layer would draw the same noise.
+      ValueError: noise would repeat: an `nn.scan` or `nn.vmap` around it does not split
+        "quant", or the key is a constant of the compiled function.
     """
 
     recipe: Recipe
@@ -71,11 +71,24 @@ class DotGeneral(nn.Module):
         if not self.recipe.draws():
             return None
         if self.has_rng(RNG):
+            _check_varies(self)
             _check_split(self)
             return self.make_rng(RNG)
         # What a model computes while it is initialized only has to have a shape.
         initializing = self.is_initializing() and self.has_rng("params")
         return self.make_rng("params") if initializing else None
+
+
+def _check_varies(module: Any) -> None:
+    """Raises for a key that a compiled function would use at every call."""
+    is_compiling = isinstance(jnp.zeros(()), jax.core.Tracer)
+    is_constant = not isinstance(module.scope.rngs[RNG].rng, jax.core.Tracer)
+    if is_compiling and is_constant and not module.is_initializing():
+        raise ValueError(
+            f"DotGeneral: the key of {RNG!r} must be an argument of the compiled "
+            "function, or every call of it draws the same noise, got a constant. Pass "
+            "it, or a step to fold into it, to the function that jax.jit compiles."
+        )
 
 
 def _check_split(module: Any) -> None:

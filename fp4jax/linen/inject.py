@@ -27,7 +27,9 @@ def quantize(module: nn.Module, policy: Policy | Recipe) -> nn.Module:
     Reaches every `nn.Dense`, `nn.DenseGeneral` (so the projections of attention) and
     `nn.Einsum`, wherever they are made, under `nn.scan`, `nn.remat`, `nn.vmap` and
     `nn.jit` too. Embeddings, convolutions and the two products of attention stay as
-    they are. Noise and its key are as in `DotGeneral`.
+    they are. Noise and its key are as in `DotGeneral`: an `nn.scan` or `nn.vmap` must
+    list {"quant": True} in `split_rngs` for a recipe that draws, and the collection
+    "_overwrite_with_gradient" in `variable_axes` for one that holds amaxes.
 
     A layer's path is "/".join(layer.path) from `module`, as in the parameter tree; the
     layers of an `nn.scan` share one. `init` raises for a rule that gives no layer its
@@ -35,7 +37,8 @@ def quantize(module: nn.Module, policy: Policy | Recipe) -> nn.Module:
     that check.
 
     Args:
-      module: any Linen module; a quantized one takes the new policy instead of its own.
+      module: any Linen module; a quantized one takes the new policy instead of its own,
+        as between the phases of a schedule.
       policy: the recipe of each layer by its path, or one recipe for all.
 
     Returns:

@@ -159,7 +159,7 @@ def stack():
     kernel = model.init(KEY, X)["params"]["first"]["kernel"][:1]
     kernel = jnp.broadcast_to(kernel, (3, 32, 32)) * 0
     variables = {"params": {name: {"kernel": kernel} for name in ("first", "second")}}
-    return variables, jax.jit(functools.partial(grads, model))(variables)
+    return variables, jax.jit(functools.partial(grads, model))(variables, KEY)
 
 
 def test_layers_of_a_scan_draw_noise_of_their_own(stack):
@@ -172,7 +172,7 @@ def test_layers_of_a_scan_draw_noise_of_their_own(stack):
 def test_remat_leaves_the_noise_of_a_scan_as_it_is(stack, name):
     variables, wanted = stack
     model = LOOPS[name](Block, True)()
-    found = jax.jit(functools.partial(grads, model))(variables)
+    found = jax.jit(functools.partial(grads, model))(variables, KEY)
     assert_trees_equal(found, wanted)
 
 
@@ -186,11 +186,10 @@ def test_eager_equals_jit(stack):
 def test_a_loop_that_repeats_noise_raises(name, differentiated):
     model = LOOPS[name](Block, False)()
     variables = jax.eval_shape(model.init, KEY, X)  # needs no key, so it draws none
-    apply = lambda v: model.apply(v, X, rngs={"quant": KEY})[0]
-    if differentiated:
-        apply = jax.grad(lambda v: jnp.sum(model.apply(v, X, rngs={"quant": KEY})[0]))
+    apply = lambda v, key: jnp.sum(model.apply(v, X, rngs={"quant": key})[0])
+    apply = jax.grad(apply) if differentiated else apply
     with pytest.raises(ValueError, match="split_rngs must have {'quant': True}"):
-        jax.eval_shape(apply, variables)
+        jax.eval_shape(apply, variables, KEY)
 
 
 @pytest.mark.parametrize("name", LOOPS)
@@ -198,7 +197,7 @@ def test_a_loop_that_splits_noise_does_not_raise(name):
     model = LOOPS[name](Block, True)()
     variables = jax.eval_shape(model.init, KEY, X)
     step = functools.partial(grads, model)
-    jax.eval_shape(step, variables)
+    jax.eval_shape(step, variables, KEY)
     keys = jax.eval_shape(lambda: jax.random.split(KEY, 2))
     jax.eval_shape(jax.vmap(step, in_axes=(None, 0)), variables, keys)
 
@@ -214,6 +213,19 @@ def test_a_recipe_that_draws_nothing_asks_no_loop_to_split():
 
     model = scanned(Quiet, False)()
     jax.eval_shape(functools.partial(grads, model), jax.eval_shape(model.init, KEY, X))
+
+
+def test_a_key_that_is_a_constant_of_the_compiled_function_raises():
+    model = nn.Dense(8, dot_general_cls=CLS)
+    variables = model.init(KEY, X)
+    apply = lambda v: model.apply(v, X, rngs={"quant": KEY})
+    with pytest.raises(ValueError, match="'quant' must be an argument of the compiled"):
+        jax.jit(apply)(variables)
+    np.testing.assert_array_equal(apply(variables), model.apply(variables, X))
+    by_step = lambda v, step: model.apply(
+        v, X, rngs={"quant": jax.random.fold_in(KEY, step)}
+    )
+    assert jax.jit(by_step)(variables, 0).shape == (8, 8)
 
 
 def test_evaluation_needs_no_key():

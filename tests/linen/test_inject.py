@@ -66,12 +66,12 @@ class Model(nn.Module):
 VARIABLES = Model().init(KEY, X)
 
 
-def value_and_grad(model, **kwargs):
-    def loss(params):
+def value_and_grad(model):
+    def loss(params, key):
         variables = VARIABLES | {"params": params}
-        return jnp.sum(model.apply(variables, X, rngs={"quant": KEY}, **kwargs) ** 2)
+        return jnp.sum(model.apply(variables, X, rngs={"quant": key}) ** 2)
 
-    return jax.jit(jax.value_and_grad(loss))(VARIABLES["params"])
+    return jax.jit(jax.value_and_grad(loss))(VARIABLES["params"], KEY)
 
 
 def assert_trees_equal(a, b):

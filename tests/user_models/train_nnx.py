@@ -9,6 +9,7 @@ from tests.user_models import gpt2_nnx, vit_nnx
 
 MODELS = {"gpt2": (gpt2_nnx.GPT2, gpt2_nnx.batch), "vit": (vit_nnx.ViT, vit_nnx.batch)}
 INJECTIONS = ("none", "quantize_model", "dot_general")
+ADAMW = optax.adamw(2e-3)
 
 
 def build(name: str, recipe: Recipe | None, injection: str) -> nnx.Module:
@@ -31,22 +32,24 @@ def build(name: str, recipe: Recipe | None, injection: str) -> nnx.Module:
     return model
 
 
-def losses(name: str, recipe: Recipe | None, injection: str, *, steps: int):
+@nnx.jit
+def train_step(model, optimizer, inputs, targets, step):
+    """Updates any model by one batch; returns the loss."""
+
+    def loss_fn(model):
+        logits = model(inputs)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+
+    fp4jax.nnx.set_step(model, step)
+    loss, grads = fp4jax.nnx.value_and_grad(loss_fn)(model)
+    optimizer.update(model, grads)
+    return loss
+
+
+def losses(
+    name: str, recipe: Recipe | None, injection: str, *, steps: int
+) -> list[float]:
     """Returns the losses of some steps of training as Flax's guide has it."""
     model, batch = build(name, recipe, injection), MODELS[name][1]
-    optimizer = nnx.Optimizer(model, optax.adamw(2e-3), wrt=nnx.Param)
-
-    @nnx.jit
-    def train_step(model, optimizer, inputs, targets, step):
-        def loss_fn(model):
-            losses = optax.softmax_cross_entropy_with_integer_labels(
-                model(inputs), targets
-            )
-            return losses.mean()
-
-        fp4jax.nnx.set_step(model, step)
-        loss, grads = fp4jax.nnx.value_and_grad(loss_fn)(model)
-        optimizer.update(model, grads)
-        return loss
-
+    optimizer = nnx.Optimizer(model, ADAMW, wrt=nnx.Param)
     return [float(train_step(model, optimizer, *batch(i), i)) for i in range(steps)]

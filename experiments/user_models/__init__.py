@@ -1,0 +1,1 @@
+"""Models of users, trained under every recipe by both ways of injecting it."""

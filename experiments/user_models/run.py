@@ -1,0 +1,130 @@
+"""Trains models their authors wrote under every recipe, by both ways of injecting it.
+
+python -m experiments.user_models.run
+
+Writes one JSON object a line to results.jsonl beside this file, and the table of the
+README to standard output.
+"""
+
+import argparse
+import itertools
+import math
+import multiprocessing
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments import record
+from fp4jax import recipes
+from fp4jax.train import JsonLines
+from tests.user_models import train_linen, train_nnx
+
+LIBRARIES = {"nnx": train_nnx, "linen": train_linen}
+RECIPES = {
+    make.__name__: make()
+    for make in (
+        recipes.e2m1_ref,
+        recipes.ufp4,
+        recipes.nvfp4,
+        recipes.mxfp4,
+        recipes.mxfp4_tseng,
+        recipes.mxfp8,
+        recipes.ue5m3,
+        recipes.ti2d,
+        recipes.four_over_six,
+        recipes.quartet2,
+        recipes.int2,
+    )
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the study; the exit status is 1 if a run is not as it must be."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--steps", type=int, default=20, help="of every run")
+    parser.add_argument("--jobs", type=int, default=2, help="models trained at a time")
+    parser.add_argument("--out", default=str(Path(__file__).parent / "results.jsonl"))
+    arguments = parser.parse_args(argv)
+    names = (None, *RECIPES)
+    tasks = itertools.product(LIBRARIES, train_nnx.MODELS, names, [arguments.steps])
+    spawn = multiprocessing.get_context("spawn")
+    with spawn.Pool(arguments.jobs) as pool:
+        rows = judged(pool.starmap(train, tasks, chunksize=1))
+    with JsonLines(arguments.out) as log:
+        log.write({"steps": arguments.steps, **record.setting()})
+        for row in rows:
+            log.write(row)
+    print(table(rows))
+    return 0 if all(is_good(row) for row in rows) else 1
+
+
+def train(library: str, model: str, recipe: str | None, steps: int) -> dict[str, Any]:
+    """Returns what became of a model under a recipe, by each way of injecting it."""
+    module = LIBRARIES[library]
+    row = {"library": library, "model": model, "recipe": recipe}
+    if recipe is None:
+        return row | {"losses": module.losses(model, None, "none", steps=steps)}
+    found = {
+        injection: module.losses(model, RECIPES[recipe], injection, steps=steps)
+        for injection in module.INJECTIONS[1:]
+    }
+    losses, *others = found.values()
+    equal = all(other == losses for other in others)
+    return row | {"injections": list(found), "equal": equal, "losses": losses}
+
+
+def judged(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Adds whether losses are finite and other than those of the unquantized model."""
+    plain = {
+        (row["library"], row["model"]): row["losses"]
+        for row in rows
+        if row["recipe"] is None
+    }
+    return [
+        row
+        | {
+            "finite": all(map(math.isfinite, row["losses"])),
+            "differs": row["recipe"] is not None
+            and differs(row["losses"], plain[row["library"], row["model"]]),
+        }
+        for row in rows
+    ]
+
+
+def differs(losses: Sequence[float], plain: Sequence[float]) -> bool:
+    """Returns whether no loss is that of the unquantized model.
+
+    But for the first: it shows the forward pass alone, which some recipes leave as is.
+    """
+    return all(a != b for a, b in zip(losses[1:], plain[1:], strict=True))
+
+
+def is_good(row: dict[str, Any]) -> bool:
+    """Returns whether a run is finite, quantized, and equal however it is injected."""
+    if row["recipe"] is None:
+        return row["finite"]
+    return row["finite"] and row["equal"] and row["differs"]
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Returns the mean loss of the last quarter of the steps, by recipe and model."""
+    columns = list(dict.fromkeys((row["model"], row["library"]) for row in rows))
+    cells = {}
+    for row in rows:
+        last = row["losses"][-max(1, len(row["losses"]) // 4) :]
+        key = row["recipe"] or "unquantized", (row["model"], row["library"])
+        cells[key] = f"{math.fsum(last) / len(last):.4f}" + " (!)" * (not is_good(row))
+    lines = [
+        ["", *(f"{model}, {library}" for model, library in columns)],
+        ["---", *["---:"] * len(columns)],
+        *(
+            [recipe, *(cells[recipe, column] for column in columns)]
+            for recipe in dict.fromkeys(recipe for recipe, _ in cells)
+        ),
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
