@@ -28,6 +28,7 @@ _GEMMS = {
     "dgrad": (Site.DGRAD_DY, Site.DGRAD_W),
     "wgrad": (Site.WGRAD_X, Site.WGRAD_DY),
 }
+_BACKWARD = getattr(fp4_dot.bwd, "__name__", "")  # by which programs show our products
 _LINEN_LAYERS = (linen.Dense, linen.DenseGeneral, linen.Einsum)
 
 # Batch, tokens m, input features k, output features n; None where it is not known.
@@ -319,7 +320,7 @@ def _products(jaxpr: Any) -> Iterator[tuple[str, Sizes]]:
             lhs, rhs = (v.aval for v in eqn.invars)
             sizes = _sizes(lhs, rhs, eqn.params["dimension_numbers"])
             yield str(eqn.source_info.name_stack) or _source(eqn), sizes
-        if getattr(eqn.params.get("bwd"), "__name__", None) == fp4_dot.bwd.__name__:
+        if getattr(eqn.params.get("bwd"), "__name__", None) == _BACKWARD:
             continue
         for sub in jax.tree.leaves(list(eqn.params.values()), is_leaf=_is_jaxpr):
             if _is_jaxpr(sub):

@@ -100,6 +100,7 @@ def fp4_quantize(
     block_amax = blocks.amax(x, tiling.inside)
     factor, tensor_amax, tensor_scale = _tensor_level(block_amax, amax, quantizer)
     if quantizer.scale.candidates is not None:
+        assert factor is not None and tensor_amax is not None
         values, scale = _best_candidate(
             x, block_amax, quantizer, tiling=tiling, factor=factor, amax=tensor_amax
         )
@@ -111,26 +112,27 @@ def fp4_quantize(
         headroom=quantizer.headroom,
         factor=factor,
     )
-    t, bits = x * inverse, None
-    if not isinstance(quantizer.rounding, Nearest):
-        assert key is not None
-        words = random_bits.key_words(key, site.rounding_stream)
-        bits = functools.partial(random_bits.uniform16, words)
+    t = x * inverse
+    if isinstance(quantizer.rounding, Nearest):
+        return _signed(t, quantizer.grid), scale, tensor_scale, signs
+    assert key is not None
+    words = random_bits.key_words(key, site.rounding_stream)
     if quantizer.is_stochastic:
-        row, column = blocks.positions(tiling, axis)
-        values = _signed(t, quantizer.grid, tiling.split(bits(row, column)))
+        bits = random_bits.uniform16(words, *blocks.positions(tiling, axis))
+        values = _signed(t, quantizer.grid, tiling.split(bits))
         return values, scale, tensor_scale, signs
+    assert isinstance(quantizer.rounding, MSEden)
     values = _signed(t, quantizer.grid)
-    if isinstance(quantizer.rounding, MSEden):
-        scale = eden.corrected_scales(
-            scale,
-            t,
-            values,
-            axis=axis,
-            blocks_in_group=quantizer.rounding.group // quantizer.block_size,
-            fmt=quantizer.scale.format,
-            bits=bits(*blocks.positions(blocks.Tiling(scale.shape, {}), axis)),
-        )
+    of_blocks = blocks.positions(blocks.Tiling(scale.shape, {}), axis)
+    scale = eden.corrected_scales(
+        scale,
+        t,
+        values,
+        axis=axis,
+        blocks_in_group=quantizer.rounding.group // quantizer.block_size,
+        fmt=quantizer.scale.format,
+        bits=random_bits.uniform16(words, *of_blocks),
+    )
     return values, scale, tensor_scale, signs
 
 
@@ -192,6 +194,7 @@ def _best_candidate(
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the values and scales of the least error among the candidates."""
     grid, choices = quantizer.grid, []
+    assert quantizer.tensor_scale is not None
     for candidate in quantizer.scale.candidates or ():
         scale, inverse = scaling.candidate_scale(
             block_amax, quantizer.scale, grid, candidate, factor

@@ -97,6 +97,7 @@ class Gemms:
             operand = self._fprop_operand(x, position, key, amaxes)
         else:
             operand = self._backward_operand(x, position, key, amaxes)
+        assert quantizer is not None
         return pack_operand(operand, quantizer)
 
     @property
@@ -205,11 +206,13 @@ class Gemms:
         )
 
     def _multiply_natively(self, a: Operand, b: Operand) -> jax.Array:
+        quantizers = self.recipe.sites[a.site], self.recipe.sites[b.site]
         assert a.blocks is not None and b.blocks is not None
+        assert quantizers[0] is not None and quantizers[1] is not None
         y = native.matmul(
             a.blocks,
             b.blocks,
-            quantizers=(self.recipe.sites[a.site], self.recipe.sites[b.site]),
+            quantizers=(quantizers[0], quantizers[1]),
             axes=(a.blocks.axis, b.blocks.axis),
             batch=self.batch,
         )

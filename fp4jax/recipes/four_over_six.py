@@ -24,14 +24,15 @@ def four_over_six() -> Recipe:
 
     References: arXiv 2512.02010; NVIDIA Transformer Engine's `nvfp4_use_4over6`.
     """
+    base = nvfp4()
     scale = Scale(E4M3, pad=False, candidates=(6.0, 4.0))
 
-    def better(quantizer: Quantizer) -> Quantizer:
+    def better(quantizer: Quantizer | None) -> Quantizer:
+        assert quantizer is not None
         return dataclasses.replace(quantizer, scale=scale, tensor_scale=Fresh(256.0))
 
-    fprop, dgrad, wgrad = nvfp4().fprop, nvfp4().dgrad, nvfp4().wgrad
     return Recipe(
-        Fprop(x=better(fprop.x), w=better(fprop.w)),
-        Dgrad(dy=dgrad.dy, w=better(dgrad.w)),
-        Wgrad(x=better(wgrad.x), dy=wgrad.dy),
+        Fprop(x=better(base.fprop.x), w=better(base.fprop.w)),
+        Dgrad(dy=base.dgrad.dy, w=better(base.dgrad.w)),
+        Wgrad(x=better(base.wgrad.x), dy=base.wgrad.dy),
     )
