@@ -294,11 +294,12 @@ def test_operands_of_one_gemm_may_have_other_blocks_or_none():
         x, w, g, KEY, recipe=dataclasses.replace(recipe, compute="f32")
     )
     values = jax.jit(fp4jax.fake_quant, static_argnums=1, static_argnames="axis")
-    wanted = (
-        values(x, wide, axis=1) @ values(w, narrow, axis=0),
-        g @ values(w, wide, axis=1).T,
-        x.T @ values(g, narrow, axis=0),
-    )
+    with jax.default_matmul_precision("highest"):
+        wanted = (
+            values(x, wide, axis=1) @ values(w, narrow, axis=0),
+            g @ values(w, wide, axis=1).T,
+            x.T @ values(g, narrow, axis=0),
+        )
     for a, b in zip((y, dx, dw), wanted, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=5e-5)
 
@@ -332,8 +333,9 @@ def test_rows_are_numbered_over_batch_and_free_dimensions():
 def test_weight_on_the_left_draws_at_free_and_contraction():
     w, x, g = operands()  # [n, k], [k, m], [n, m]
     _, dw, dx = value_and_grads(w, x, g, KEY, recipe=SR_DY, weight="lhs")
-    wanted_dx = (rounded(g.T, site=Site.DGRAD_DY) @ w).T  # [k, m]
-    wanted_dw = rounded(g, site=Site.WGRAD_DY) @ x.T  # [n, k]
+    with jax.default_matmul_precision("highest"):
+        wanted_dx = (rounded(g.T, site=Site.DGRAD_DY) @ w).T  # [k, m]
+        wanted_dw = rounded(g, site=Site.WGRAD_DY) @ x.T  # [n, k]
     np.testing.assert_allclose(dx, wanted_dx, rtol=1e-5, atol=5e-5)
     np.testing.assert_allclose(dw, wanted_dw, rtol=1e-5, atol=5e-5)
 
