@@ -13,6 +13,7 @@ from fp4jax import recipes
 from tests.user_models.train_linen import (
     INJECTIONS,
     MODELS,
+    OPTIMIZER,
     build,
     create,
     losses,
@@ -47,7 +48,7 @@ def test_injection_changes_no_parameter_and_no_slot_of_the_optimizer(name):
     for state in states:
         params = plain.params["params"], state.params["params"]
         jax.tree.map(np.testing.assert_array_equal, *params)
-        slots = plain.opt_state, state.opt_state
+        slots = OPTIMIZER.init(plain.params["params"]), state.opt_state
         jax.tree.map(np.testing.assert_array_equal, *slots)
 
 
