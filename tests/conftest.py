@@ -1,5 +1,7 @@
 """What every test runs under, set before the first array exists."""
 
+import re
+
 import jax
 import pytest
 
@@ -8,6 +10,28 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 # Flax and Optax promote dtypes implicitly, so only the floors below them can be strict.
 STRICT_DTYPES = ("numerics", "ops")
+
+# Breadth: checks repeated for recipes, sizes and transforms of which one of each kind is
+# left among the quick tests. Each costs a compilation of several seconds.
+BREADTH = (
+    r"models/test_residuals.*bit_for_bit\[(nvfp4|ue5m3)",
+    r"models/test_transformer.*(no_key|of_a_layer)\[(?!bf16|ufp4|nvfp4|ue5m3)",
+    r"nnx/test_inject.*no_bit\[(?!nnx-remat-jax.jit|lax-no remat-nnx.jit)",
+    r"ops/test_dot_general.*(float16|(padding|left\w+)\[(e2m1_ref|ufp4))",
+    r"ops/test_einsum.*explicit_dot_general\[.*(ufp4|nvfp4)",
+    r"ops/test_residuals.*are_the_same\[(?!linear-(nvfp4|ti2d))",
+    r"recipes/test_fields.*\[(?!bf16|ue5m3|ufp4)",
+    r"recipes/test_ti2d_oracle.*-(8|16|64)\]",
+    r"test_public_reports.*\[(four_over_six|mxfp4|mxfp4_tseng|quartet2|ti2d)",
+    r"test_taps.*(bit_for_bit|\[quartet2|\[full)",
+    r"user_models/.*(vit|ue5m3|goes_on|remat)",
+)
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if any(re.search(pattern, item.nodeid) for pattern in BREADTH):
+            item.add_marker(pytest.mark.breadth)
 
 
 @pytest.fixture(autouse=True, scope="module")
