@@ -11,8 +11,8 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # Flax and Optax promote dtypes implicitly, so only the floors below them can be strict.
 STRICT_DTYPES = ("numerics", "ops")
 
-# Breadth: checks repeated for recipes, sizes and transforms of which one of each kind is
-# left among the quick tests. Each costs a compilation of several seconds.
+# Breadth: checks repeated for recipes, sizes and transforms, of which a few of each are
+# left among the quick tests. Each costs compilations of several seconds.
 BREADTH = (
     r"models/test_residuals.*bit_for_bit\[(nvfp4|ue5m3)",
     r"models/test_transformer.*(no_key|of_a_layer)\[(?!bf16|ufp4|nvfp4|ue5m3)",
