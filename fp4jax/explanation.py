@@ -92,9 +92,7 @@ class Matmul:
         for site in _GEMMS[gemm]:
             quantizer = self.recipe.sites[site]
             if quantizer is not None:
-                run = 1 if quantizer.rotation is None else quantizer.rotation.size
-                multiple = math.lcm(quantizer.block_size, run)
-                padded = max(padded, size + -size % multiple)
+                padded = max(padded, size + -size % quantizer.multiple)
         return size, padded
 
 

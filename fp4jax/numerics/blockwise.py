@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -145,8 +144,7 @@ def _tiling(
 
 def _padded_shape(shape: tuple[int, ...], quantizer: Quantizer, axis: int):
     """Returns the shape with whole blocks and rotation runs along the contraction."""
-    run = 1 if quantizer.rotation is None else quantizer.rotation.size
-    multiple = math.lcm(quantizer.block_size, run)
+    multiple = quantizer.multiple
     return tuple(n + -n % multiple if i == axis else n for i, n in enumerate(shape))
 
 

@@ -1,6 +1,7 @@
 """The value that describes how one operand is quantized."""
 
 import dataclasses
+import math
 
 from fp4jax.numerics import checks
 from fp4jax.numerics.formats import GRIDS, Format
@@ -129,6 +130,12 @@ class Quantizer:
     def block_size(self) -> int:
         """Elements of a block along the contraction axis."""
         return self.block[0] if isinstance(self.block, tuple) else self.block
+
+    @property
+    def multiple(self) -> int:
+        """What the contraction axis is zero-padded to a multiple of."""
+        run = 1 if self.rotation is None else self.rotation.size
+        return math.lcm(self.block_size, run)
 
     @property
     def is_square(self) -> bool:
