@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fp4jax import models, policies
-from fp4jax.data import DataConfig
+from fp4jax.data import DataConfig, decided_by_source
 from fp4jax.models import ModelConfig
 from fp4jax.policies import Policy, Schedule
 from fp4jax.train import OptimConfig
@@ -102,7 +102,8 @@ def resolve(
       model: name from `fp4jax.models.PRESETS`.
       policy_names: names from `fp4jax.policies.PRESETS`; the BF16 reference and the
         control train whether named or not.
-      data: "stdlib", or a file or folder of texts.
+      data: "stdlib", or another `DataConfig.source`; what a tokenized folder or a
+        tokenizer.json decides is adopted unless an assignment says otherwise.
       steps: of every run.
       seeds: runs of every policy.
       finish: what every policy but the control ends in.
@@ -125,7 +126,7 @@ def resolve(
         ),
         policies=tuple(dict.fromkeys([REFERENCE, *_between(policy_names), CONTROL])),
     )
-    config = assign(config, assignments)
+    config = _adopt(assign(config, assignments), assignments)
     last_seed = config.data.seed + config.run.seed + config.run.seeds - 1
     if last_seed >= 2**32:
         raise ValueError(
@@ -185,6 +186,18 @@ def settings(config: ExperimentConfig) -> dict[str, bool | int | float | str]:
         for name, value in dataclasses.asdict(getattr(config, section)).items()
         if (path := f"{section}.{name}") not in DERIVED
     }
+
+
+def _adopt(config: ExperimentConfig, assignments: Sequence[str]) -> ExperimentConfig:
+    """Returns the experiment with what its data decides and no assignment sets."""
+    assigned = {assignment.partition("=")[0] for assignment in assignments}
+    decided = {
+        name: value
+        for name, value in decided_by_source(config.data).items()
+        if f"data.{name}" not in assigned
+    }
+    data = dataclasses.replace(config.data, **decided)
+    return dataclasses.replace(config, data=data)
 
 
 def _between(names: Sequence[str]) -> list[str]:

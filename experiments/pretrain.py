@@ -44,7 +44,8 @@ class Arguments:
     policies: str = ",".join(presets.POLICIES)
     """policies to train, from the list above, with commas between them."""
     data: str = DataConfig.source
-    """text: this Python's standard library (stdlib), or a file or folder of *.txt."""
+    """text: this Python's standard library (stdlib), a file or folder of text or of
+    records, hf:NAME, a mixture.json, or a folder made by experiments.tokenize."""
     steps: int = RunConfig.steps
     """optimizer steps of every run."""
     seeds: int = RunConfig.seeds
@@ -148,7 +149,7 @@ def introduction(config: ExperimentConfig, corpus: Corpus) -> str:
         f"{len(config.policies)} policies x {config.run.seeds} seeds x "
         f"{config.run.steps} steps of {tokens} tokens; "
         f"{models.num_params(config.model):,} parameters, "
-        f"{len(corpus.train.tokens):,} tokens of text."
+        f"{corpus.num_train_tokens:,} tokens of text."
     )
 
 

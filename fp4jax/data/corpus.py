@@ -1,90 +1,27 @@
-"""The corpus: tokenized documents in two splits, kept in the user's cache folder."""
+"""The corpus: domains of tokenized documents in two splits, mapped from disk."""
 
 import hashlib
 import logging
 import os
+import shutil
 import tempfile
-import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tokenizers
+import tokenizers as huggingface
 from numpy.typing import NDArray
 
-from fp4jax.data.sources import Document, read_documents, split_documents
-from fp4jax.data.tokenizers import (
-    MIN_VOCAB_SIZE,
-    Tokenizer,
-    load_tokenizer,
-    train_tokenizer,
-)
+from fp4jax.data import shards, tokenization
+from fp4jax.data.config import DataConfig
+from fp4jax.data.mixture import DomainSource
+from fp4jax.data.shards import ShardedTokens
+from fp4jax.data.splits import Survey
+from fp4jax.data.tokenizers import Tokenizer, load_tokenizer
 
-_CACHE_FORMAT = 1  # raise it whenever equal inputs would give other arrays
-_TOKENIZERS = ("bpe", "bytes")
-MAX_VOCAB_SIZE = 2**20
-
-Arrays = dict[str, Any]  # a tokenized corpus as it lies in the cache
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataConfig:
-    """What to read, how to tokenize it, and how to cut it into batches.
-
-    Attributes:
-      source: "stdlib", a folder of `*.txt`, or one text file.
-      site_packages: with "stdlib", reads the installed packages' sources too.
-      tokenizer: "bpe" (byte level, trained on the corpus) or "bytes".
-      vocab_size: number of ids, <|endoftext|> included; what the model must embed.
-      sequence_length: tokens a row.
-      batch_size: rows a batch.
-      holdout: part of the documents that is never trained on.
-      seed: of the order in which rows are drawn.
-
-    Raises:
-      ValueError: a value outside its range.
-    """
-
-    source: str = "stdlib"
-    site_packages: bool = False
-    tokenizer: str = "bpe"
-    vocab_size: int = 512
-    sequence_length: int = 256
-    batch_size: int = 8
-    holdout: float = 0.02
-    seed: int = 0
-
-    def __post_init__(self):
-        for name, holds, allowed in (
-            ("source", bool(self.source), "'stdlib', a folder or a file"),
-            (
-                "site_packages",
-                self.source == "stdlib" or not self.site_packages,
-                f'False unless source="stdlib", as source={self.source!r}',
-            ),
-            (
-                "tokenizer",
-                self.tokenizer in _TOKENIZERS,
-                f"one of {', '.join(_TOKENIZERS)}",
-            ),
-            (
-                "vocab_size",
-                MIN_VOCAB_SIZE <= self.vocab_size <= MAX_VOCAB_SIZE,
-                f"at least {MIN_VOCAB_SIZE}, the 256 bytes and <|endoftext|>, and at "
-                f"most {MAX_VOCAB_SIZE}",
-            ),
-            ("sequence_length", self.sequence_length >= 1, "at least 1"),
-            ("batch_size", self.batch_size >= 1, "at least 1"),
-            ("holdout", 0 < self.holdout < 1, "above 0 and below 1"),
-            ("seed", 0 <= self.seed < 2**32, "from 0 to 2**32 - 1"),
-        ):
-            if not holds:
-                raise ValueError(
-                    f"DataConfig: {name} must be {allowed}, "
-                    f"got {name}={getattr(self, name)!r}."
-                )
+_CACHE_FORMAT = 2  # raise it whenever equal inputs would give other tokens
+_uncached: list[tempfile.TemporaryDirectory] = []  # removed when the process ends
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,21 +29,19 @@ class Documents:
     """Tokenized documents, end to end, each closed by <|endoftext|>.
 
     Attributes:
-      names: where each document came from.
       tokens: [n] uint16 or uint32, all documents.
-      ends: [len(names)] int64, where each document stops in `tokens`.
+      ends: [d] int64, where each document stops in `tokens`.
     """
 
-    names: tuple[str, ...]
-    tokens: NDArray[np.unsignedinteger]
+    tokens: NDArray[np.unsignedinteger] | ShardedTokens
     ends: NDArray[np.int64]
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.ends)
 
     def __getitem__(self, index: int) -> NDArray[np.unsignedinteger]:
         start = self.ends[index - 1] if index else 0
-        return self.tokens[start : self.ends[index]]
+        return self.tokens[int(start) : int(self.ends[index])]
 
     @property
     def num_targets(self) -> int:
@@ -115,105 +50,182 @@ class Documents:
 
 
 @dataclass(frozen=True, eq=False)
-class Corpus:
-    """Two splits of one tokenized text."""
+class Domain:
+    """Two splits of one kind of text.
 
+    Attributes:
+      name: tells it from the others.
+      weight: its share of the rows of training, relative to the others.
+    """
+
+    name: str
+    weight: float
     train: Documents
     heldout: Documents
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """All that there is to train on.
+
+    Attributes:
+      domains: at least one.
+      tokenizer: what its tokens mean.
+      fingerprint: equal for two corpora of the same tokens, splits and weights.
+    """
+
+    domains: tuple[Domain, ...]
     tokenizer: Tokenizer
+    fingerprint: str
 
     @property
     def token_bytes(self) -> NDArray[np.int32]:
         """[vocab_size], the bytes that each token spells; 0 for <|endoftext|>."""
         return self.tokenizer.token_bytes
 
+    @property
+    def num_train_tokens(self) -> int:
+        """Tokens of the training documents of all domains."""
+        return sum(len(domain.train.tokens) for domain in self.domains)
+
 
 def load_corpus(config: DataConfig) -> Corpus:
-    """Reads, splits and tokenizes the documents of `config.source`.
+    """Maps the tokens of `config.source`, which are made first if it is text.
 
-    Tokenizer and tokens are cached by the hash of the documents and of the settings
-    they depend on, in `$FP4JAX_CACHE`, `$XDG_CACHE_HOME/fp4jax` or `~/.cache/fp4jax`.
+    Tokens made here are cached by the hash of the documents and of the settings they
+    depend on, in `$FP4JAX_CACHE`, `$XDG_CACHE_HOME/fp4jax` or `~/.cache/fp4jax`. Every
+    call reads the text once to find that hash; `experiments.tokenize` spares that.
 
     Raises:
-      ValueError: nothing to read or to predict, one document only, or text that is
-        not UTF-8.
+      ValueError: nothing to read or to predict, one document only, text that is not
+        UTF-8, damaged files, or settings that a tokenized folder decides otherwise.
+      ImportError: the library that reads the source is not installed.
     """
-    documents = read_documents(config.source, site_packages=config.site_packages)
-    train, heldout = split_documents(documents, config.holdout)
-    arrays = _cached(
-        _key(config, train=train, heldout=heldout),
-        lambda: _tokenize(config, train=train, heldout=heldout),
+    if is_tokenized(config.source):
+        for name, value in decided_by_source(config).items():
+            if (found := getattr(config, name)) != value:
+                raise ValueError(
+                    f"load_corpus: {name} must be {value!r}, as "
+                    f"{config.source!r} was made with it, got {name}={found!r}. "
+                    "Take what fp4jax.data.decided_by_source(config) returns."
+                )
+        return open_corpus(Path(config.source))
+    surveys = tokenization.survey_domains(config)
+    folder = _cache_folder() / f"corpus-{_key(config, surveys)}"
+    if folder.exists():
+        try:
+            return open_corpus(folder)
+        except ValueError as error:
+            _logger().warning("%s is made anew: %s", folder, error)
+            shutil.rmtree(folder, ignore_errors=True)
+    return open_corpus(_make(config, surveys, folder))
+
+
+def open_corpus(folder: Path) -> Corpus:
+    """Maps a tokenized folder.
+
+    Raises:
+      ValueError: it is damaged, or a split holds nothing to predict.
+    """
+    index = shards.read_index(folder)
+    vocab_size, json = index["vocab_size"], ""
+    if index["tokenizer"] != "bytes":
+        json = shards.read_tokenizer(folder, index)
+    domains = tuple(
+        Domain(
+            domain["name"],
+            domain["weight"],
+            *(
+                _open_split(folder, domain, split, vocab_size=vocab_size)
+                for split in ("train", "heldout")
+            ),
+        )
+        for domain in index["domains"]
     )
-
-    def split(name: str, documents: list[Document]) -> Documents:
-        names = tuple(document.name for document in documents)
-        found = Documents(names, arrays[f"{name}_tokens"], arrays[f"{name}_ends"])
-        if found.num_targets == len(names):  # <|endoftext|> alone
-            raise ValueError(
-                f"load_corpus: the {name} documents must hold text to predict after "
-                f"their first token, got none in {len(names)} documents. Add text."
-            )
-        return found
-
-    return Corpus(
-        train=split("train", train),
-        heldout=split("heldout", heldout),
-        tokenizer=load_tokenizer(
-            config.tokenizer, str(arrays["tokenizer"]), vocab_size=config.vocab_size
-        ),
-    )
+    tokenizer = load_tokenizer(json, vocab_size=vocab_size)
+    return Corpus(domains, tokenizer, shards.fingerprint(index))
 
 
-def _tokenize(
-    config: DataConfig, *, train: list[Document], heldout: list[Document]
-) -> Arrays:
-    """Trains the tokenizer and encodes both splits: the arrays that are cached."""
-    tokenizer = train_tokenizer(
-        config.tokenizer, [d.text for d in train], vocab_size=config.vocab_size
-    )
-    dtype = np.uint16 if config.vocab_size <= 1 << 16 else np.uint32
-    endoftext = np.array([config.vocab_size - 1], dtype)
-    arrays: Arrays = {"tokenizer": np.array(tokenizer.to_json())}
-    for name, documents in (("train", train), ("heldout", heldout)):
-        encoded = [
-            np.append(tokens.astype(dtype), endoftext)
-            for tokens in tokenizer.encode([document.text for document in documents])
-        ]
-        arrays[f"{name}_tokens"] = np.concatenate(encoded)
-        arrays[f"{name}_ends"] = np.cumsum([len(tokens) for tokens in encoded])
-    return arrays
+def is_tokenized(source: str) -> bool:
+    """Tells whether `source` is a folder that `experiments.tokenize` made."""
+    return Path(source, shards.INDEX).is_file()
 
 
-def _key(config: DataConfig, *, train: list[Document], heldout: list[Document]) -> str:
-    """Returns the hash of all that the cached arrays depend on."""
-    settings = (_CACHE_FORMAT, tokenizers.__version__, config.tokenizer)
-    key = hashlib.sha256(repr((*settings, config.vocab_size, len(train))).encode())
-    for document in (*train, *heldout):
-        key.update(document.digest)
+def decided_by_source(config: DataConfig) -> dict[str, Any]:
+    """Returns the fields that follow from the source or from its tokenizer.json.
+
+    A tokenized folder decides tokenizer, vocab_size and holdout. A tokenizer.json
+    decides vocab_size, though a larger one, whose last ids stay unused, is allowed.
+
+    Example:
+      >>> decided_by_source(DataConfig(source="stdlib"))
+      {}
+
+    Raises:
+      ValueError: a folder or a file that cannot be read.
+    """
+    if is_tokenized(config.source):
+        folder = Path(config.source)
+        index = shards.read_index(folder)
+        kind = index["tokenizer"]
+        return {
+            "tokenizer": kind if kind == "bytes" else str(folder / kind),
+            "vocab_size": index["vocab_size"],
+            "holdout": index["holdout"],
+            "text_field": "text",
+        }
+    given = tokenization.read_tokenizer(config)
+    return {} if given is None else {"vocab_size": given[1]}
+
+
+def _open_split(
+    folder: Path, domain: dict[str, Any], split: str, *, vocab_size: int
+) -> Documents:
+    found = Documents(*shards.open_split(folder, domain[split], vocab_size=vocab_size))
+    if found.num_targets == len(found):  # <|endoftext|> alone
+        raise ValueError(
+            f"load_corpus: the {split} documents of {domain['name']!r} must hold text "
+            f"to predict after their first token, got none in {len(found)} documents. "
+            "Add text."
+        )
+    return found
+
+
+def _key(config: DataConfig, surveys: dict[DomainSource, Survey]) -> str:
+    """Returns the hash of all that the cached tokens depend on."""
+    settings = (_CACHE_FORMAT, shards.FORMAT, huggingface.__version__)
+    tokenizer = tokenization.read_tokenizer(config) or config.tokenizer
+    key = hashlib.sha256(repr((*settings, tokenizer, config.vocab_size)).encode())
+    for domain, found in surveys.items():
+        key.update(repr((domain.name, domain.weight)).encode() + found.digest)
     return key.hexdigest()
 
 
-def _cached(key: str, make: Callable[[], Arrays]) -> Arrays:
-    """Returns `make()`, or what an earlier call with the same key has kept."""
+def _cache_folder() -> Path:
     xdg = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = Path(os.environ.get("FP4JAX_CACHE") or xdg / "fp4jax")
-    path = folder / f"corpus-{key}.npz"
-    if path.exists():
-        try:
-            with path.open("rb") as stream, np.load(stream) as file:
-                return dict(file)
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-            logging.getLogger(__name__).warning("%s is made anew: %s.", path, error)
-    arrays = make()
+    return Path(os.environ.get("FP4JAX_CACHE") or xdg / "fp4jax")
+
+
+def _make(
+    config: DataConfig, surveys: dict[DomainSource, Survey], folder: Path
+) -> Path:
+    """Tokenizes into the cache, or where that cannot be written, until the end."""
+    write = lambda folder: tokenization.write_tokens(config, surveys, folder)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            partial = Path(scratch, path.name)
-            np.savez(partial, **arrays)
-            partial.replace(path)  # atomic: readers see the whole file or none
+        tokenization.write_whole(folder, write)
+        return folder
     except OSError as error:
-        logging.getLogger(__name__).warning(
+        if folder.exists():  # another process was faster
+            return folder
+        _logger().warning(
             "The corpus is not cached: %s. Set FP4JAX_CACHE to a folder with room.",
             error,
         )
-    return arrays
+    scratch = tempfile.TemporaryDirectory(prefix="fp4jax-")
+    _uncached.append(scratch)
+    write(Path(scratch.name))
+    return Path(scratch.name)
+
+
+def _logger() -> logging.Logger:
+    return logging.getLogger(__name__)

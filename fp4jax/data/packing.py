@@ -1,22 +1,16 @@
-"""Packing: documents end to end, cut into rows of equal length, drawn in any order.
+"""Packing: documents end to end, cut into rows of equal length.
 
 Every target, that is each document's next tokens and its <|endoftext|>, falls into one
 row of an epoch. Rows, not documents, are shuffled, so that one batch sees many
 documents; packing a stream of whole documents would fill it from one or two.
 """
 
-from collections.abc import Iterator
-
-import grain
 import numpy as np
 from numpy.typing import NDArray
 
-from fp4jax.data.corpus import Corpus, DataConfig, Documents
+from fp4jax.data.corpus import Documents
 
 Batch = dict[str, NDArray]
-
-# For ever, yet few enough for the number of batches to fit 63 bits.
-_EPOCHS = 2**30
 
 
 class Rows:
@@ -57,36 +51,3 @@ class Rows:
         }
         packed = {name: (value * mask).astype(np.int32) for name, value in row.items()}
         return packed | {"loss_mask": mask.astype(np.float32)}
-
-
-def train_batches(corpus: Corpus, config: DataConfig) -> grain.DatasetIterator[Batch]:
-    """Draws batches of training rows for ever, each epoch in another order.
-
-    The order depends on `config.seed` alone. `get_state()` is a small JSON-able value;
-    after `set_state(state)` the iterator goes on as the one that gave it.
-
-    Returns:
-      Iterator of `Rows` values, each [batch_size, sequence_length].
-
-    Raises:
-      ValueError: the training split is shorter than one row.
-    """
-    num_targets = corpus.train.num_targets
-    if config.sequence_length > num_targets:
-        raise ValueError(
-            "train_batches: sequence_length must be at most the corpus's "
-            f"{num_targets} training tokens, got "
-            f"sequence_length={config.sequence_length}. Shorten it or add text."
-        )
-    rows = grain.MapDataset.source(Rows(corpus.train, config.sequence_length))
-    drawn = rows.seed(config.seed).shuffle().repeat(_EPOCHS)
-    batches = drawn.batch(config.batch_size)
-    ahead = grain.ReadOptions(num_threads=1, prefetch_buffer_size=8)
-    return iter(batches.to_iter_dataset(ahead))
-
-
-def heldout_batches(corpus: Corpus, config: DataConfig) -> Iterator[Batch]:
-    """Yields every held-out target once, in order; the last batch ends in padding."""
-    rows = Rows(corpus.heldout, config.sequence_length)
-    for start in range(0, len(rows), config.batch_size):
-        yield rows[start + np.arange(config.batch_size)]

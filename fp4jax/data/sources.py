@@ -1,17 +1,22 @@
-"""Documents: the Python sources on this machine, or the user's own text files."""
+"""Documents, one after the other: text files, records, or Python's own sources."""
 
 import hashlib
 import os
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from fp4jax.data import records
 
 SEPARATOR = "\n\0\n"  # between the documents of one text file
 _SKIPPED = {
     *("test", "tests", "idle_test", "__pycache__"),
     *("site-packages", "dist-packages"),
 }
+_ENDINGS = (".txt", *records.READERS)
+
+Named = Iterator[tuple[str, str]]  # (name, text)
 
 
 class Document(NamedTuple):
@@ -22,70 +27,60 @@ class Document(NamedTuple):
     digest: bytes  # of the text's UTF-8 bytes
 
 
-def read_documents(source: str, *, site_packages: bool = False) -> list[Document]:
-    r"""Reads the documents of `source`, in a fixed order, without repetition.
+def read_documents(
+    source: str, *, text_field: str = "text", site_packages: bool = False
+) -> Iterator[Document]:
+    r"""Yields the non-empty documents of `source` in a fixed order, as they are read.
 
     Args:
-      source: "stdlib" for the running Python's standard library (`*.py`, without
-        its tests); else a folder, whose `*.txt` are read recursively, or one file.
-        A text file is one document, or several with "\n\0\n" between them.
+      source: "stdlib" for the running Python's standard library (`*.py`, without its
+        tests); "hf:NAME" for a Hugging Face dataset; else a file, or a folder that is
+        read recursively and holds one kind of file. A text file is one document, or
+        several with "\n\0\n" between them; other kinds hold a document a record.
+      text_field: of a record, the one that holds its text.
       site_packages: adds the `*.py` of the installed packages to "stdlib".
 
-    Returns:
-      The non-empty documents; of those with equal text, the first.
-
     Raises:
-      ValueError: nothing to read, or a text file that is not UTF-8.
+      ValueError: nothing to read, a file that is not what its name says, text that is
+        not UTF-8, or a text field of a source without fields.
+      ImportError: the library that reads such files is not installed.
     """
     if source == "stdlib":
+        _check_no_field(source, text_field)
         named = _python_sources(site_packages)
+    elif source.startswith(records.HF):
+        named = records.read_hf(source, text_field)
     else:
-        named = _text_files(Path(source))
-    documents: dict[bytes, Document] = {}
+        named = _read_files(Path(source), text_field)
     for name, text in named:
-        digest = hashlib.sha256(text.encode()).digest()
         if text:
-            documents.setdefault(digest, Document(name, text, digest))
-    if not documents:
+            yield Document(name, text, hashlib.sha256(_utf8(name, text)).digest())
+
+
+def _utf8(name: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:  # JSON can spell half a surrogate pair
         raise ValueError(
-            "read_documents: source must hold at least one non-empty document, got "
-            f"source={source!r} without any. Put text into its files."
-        )
-    return list(documents.values())
+            "read_documents: source must hold Unicode text, got "
+            f"{text[error.start]!r} at character {error.start} of {name}. Remove it."
+        ) from error
 
 
-def split_documents(
-    documents: list[Document], holdout: float
-) -> tuple[list[Document], list[Document]]:
-    """Splits into (train, held-out) by each document's hash alone.
-
-    Held out are the hashes in the lowest `holdout` part of their range, but at least
-    the lowest one and never all, so a document keeps its side as others come and go.
-
-    Raises:
-      ValueError: there are fewer than two documents.
-    """
-    if len(documents) < 2:
+def _check_no_field(source: str, text_field: str) -> None:
+    if text_field != "text":
         raise ValueError(
-            "split_documents: documents must be at least two, as one is held out, got "
-            f"{len(documents)}. Pass a folder of text files, or put '\\n\\0\\n' "
-            "between the documents of one file."
+            'read_documents: text_field must be "text" for a source that has no '
+            f"fields, got text_field={text_field!r} with source={source!r}."
         )
-    digests = sorted(document.digest for document in documents)
-    limit = int(holdout * 2**64).to_bytes(8, "big")
-    count = sum(digest < limit for digest in digests)
-    lowest_trained = digests[min(max(count, 1), len(digests) - 1)]
-    train = [d for d in documents if d.digest >= lowest_trained]
-    heldout = [d for d in documents if d.digest < lowest_trained]
-    return train, heldout
 
 
-def _python_sources(site_packages: bool) -> Iterator[tuple[str, str]]:
-    """Yields (name, text) of every UTF-8 Python file that is not a test."""
+def _python_sources(site_packages: bool) -> Named:
+    """Yields every UTF-8 Python file that is not a test."""
     paths = sysconfig.get_paths()
     schemes = ("stdlib", "purelib", "platlib") if site_packages else ("stdlib",)
     for root in dict.fromkeys(paths[scheme] for scheme in schemes):
-        for path in _files(Path(root), ".py", skipped=_SKIPPED):
+        for path in _files(Path(root), (".py",), skipped=_SKIPPED):
             try:
                 text = path.read_bytes().decode()
             except UnicodeDecodeError:
@@ -93,47 +88,67 @@ def _python_sources(site_packages: bool) -> Iterator[tuple[str, str]]:
             yield path.relative_to(root).as_posix(), text
 
 
-def _text_files(source: Path) -> Iterator[tuple[str, str]]:
-    """Yields (name, text) of every document of the user's text files."""
+def _read_files(source: Path, text_field: str) -> Named:
+    """Yields the documents of the user's files, which are all of one kind."""
     if source.is_dir():
-        root, paths = source, list(_files(source, ".txt"))
+        root, paths = source, list(_files(source, _ENDINGS))
     elif source.is_file():
         root, paths = source.parent, [source]
     else:
         raise ValueError(
-            'read_documents: source must be "stdlib", a folder or a text file, got '
+            'read_documents: source must be "stdlib", a folder or a file, got '
             f"source={str(source)!r}, which does not exist."
         )
-    if not paths:
+    readers = dict.fromkeys(map(_reader, paths))
+    if len(readers) != 1:
+        found = "without any" if not paths else "with several of these kinds"
         raise ValueError(
-            "read_documents: source must be a folder that holds *.txt files, got "
-            f"source={str(source)!r} without any. Name the files .txt or pass one file."
+            "read_documents: source must be a folder that holds files of one kind, "
+            f"{', '.join('*' + ending for ending in _ENDINGS)}, got "
+            f"source={str(source)!r} {found}. Name the files so, pass one file, or "
+            "make the kinds the domains of a mixture."
         )
+    (reader,) = readers
+    if reader is None:
+        _check_no_field(str(source), text_field)
     for path in paths:
         name = path.relative_to(root).as_posix()
-        texts = _decode(path).split(SEPARATOR)
-        for index, text in enumerate(texts):
-            yield (f"{name}[{index}]" if len(texts) > 1 else name), text
+        if reader is None:
+            yield from _read_text(path, name)
+        else:
+            texts = reader(path, text_field)
+            yield from ((f"{name}[{i}]", text) for i, text in enumerate(texts))
 
 
-def _decode(path: Path) -> str:
-    """Reads a user's file, which must be UTF-8."""
+def _reader(path: Path) -> Callable[[Path, str], Iterator[str]] | None:
+    """Returns the reader of a file of records; None stands for plain text."""
+    endings = (e for e in records.READERS if path.name.endswith(e))
+    return next((records.READERS[ending] for ending in endings), None)
+
+
+def _read_text(path: Path, name: str) -> Named:
+    """Yields the documents of a user's text file, which must be UTF-8."""
     data = path.read_bytes()
     try:
-        return data.decode()
+        texts = data.decode().split(SEPARATOR)
     except UnicodeDecodeError as error:
         raise ValueError(
             "read_documents: source must hold UTF-8 text, got byte "
             f"0x{data[error.start]:02x} at offset {error.start} of {str(path)!r}. "
             "Convert the file to UTF-8."
         ) from error
+    for index, text in enumerate(texts):
+        yield (f"{name}[{index}]" if len(texts) > 1 else name), text
 
 
 def _files(
-    root: Path, suffix: str, *, skipped: set[str] | frozenset[str] = frozenset()
+    root: Path,
+    endings: tuple[str, ...],
+    *,
+    skipped: set[str] | frozenset[str] = frozenset(),
 ) -> Iterator[Path]:
     """Yields the files below `root` in an order that no file system decides."""
     for folder, subfolders, names in os.walk(root):
         subfolders[:] = sorted(set(subfolders) - skipped)
         paths = (Path(folder, name) for name in sorted(names))
-        yield from (p for p in paths if p.suffix == suffix and p.is_file())
+        yield from (p for p in paths if p.name.endswith(endings) and p.is_file())

@@ -20,10 +20,12 @@ def config(tmp_path, monkeypatch):
 
 
 def texts(loaded, split):
-    return {
-        name: loaded.tokenizer.decode(document)
-        for name, document in zip(split.names, split, strict=True)
-    }
+    return [loaded.tokenizer.decode(document) for document in split]
+
+
+def splits(loaded):
+    (domain,) = loaded.domains
+    return domain.train, domain.heldout
 
 
 @pytest.mark.parametrize("tokenizer", ["bpe", "bytes"])
@@ -31,36 +33,38 @@ def texts(loaded, split):
 def test_every_document_is_in_one_split(config, tmp_path, tokenizer, vocab_size):
     config = dataclasses.replace(config, tokenizer=tokenizer, vocab_size=vocab_size)
     loaded = load_corpus(config)
-    train, heldout = texts(loaded, loaded.train), texts(loaded, loaded.heldout)
-    assert train and heldout and not train.keys() & heldout.keys()
-    files = {p.name: p.read_text() for p in (tmp_path / "text").iterdir()}
-    assert train | heldout == files
+    train, heldout = (texts(loaded, split) for split in splits(loaded))
+    assert train and heldout
+    files = [p.read_text() for p in (tmp_path / "text").iterdir()]
+    assert sorted(train + heldout) == sorted(files)
     assert loaded.token_bytes.shape == (vocab_size,)
-    for split in (loaded.train, loaded.heldout):
+    for split in splits(loaded):
         assert all(document[-1] == vocab_size - 1 for document in split)
-        assert np.count_nonzero(split.tokens == vocab_size - 1) == len(split)
+        assert np.count_nonzero(split.tokens[:] == vocab_size - 1) == len(split)
         assert split.num_targets == sum(len(document) - 1 for document in split)
 
 
 def test_the_tokenizer_learns_from_the_training_split_only(config, monkeypatch):
     learned = []
 
-    def train_tokenizer(kind, texts, **settings):
-        learned.extend(texts)
-        return tokenizers.train_tokenizer(kind, texts, **settings)
+    train_tokenizer = tokenizers.train_tokenizer
 
-    monkeypatch.setattr(corpus, "train_tokenizer", train_tokenizer)
+    def spy(pieces, **settings):
+        learned.extend(pieces)
+        return train_tokenizer(pieces, **settings)
+
+    monkeypatch.setattr(tokenizers, "train_tokenizer", spy)
     loaded = load_corpus(config)
-    assert learned == list(texts(loaded, loaded.train).values())
+    assert sorted(learned) == sorted(texts(loaded, splits(loaded)[0]))
 
 
 def test_the_cache_returns_what_was_made(config, tmp_path, monkeypatch):
     made = load_corpus(config)
-    monkeypatch.setattr(corpus, "_tokenize", None)  # a second call must not reach it
+    monkeypatch.setattr(corpus, "_make", None)  # a second call must not reach it
     kept = load_corpus(config)
-    for before, after in ((made.train, kept.train), (made.heldout, kept.heldout)):
-        assert before.names == after.names
-        np.testing.assert_array_equal(before.tokens, after.tokens)
+    assert made.fingerprint == kept.fingerprint
+    for before, after in zip(splits(made), splits(kept), strict=True):
+        np.testing.assert_array_equal(before.tokens[:], after.tokens[:])
         np.testing.assert_array_equal(before.ends, after.ends)
     assert made.tokenizer.to_json() == kept.tokenizer.to_json()
     (path,) = (tmp_path / "cache").iterdir()  # and nothing half-written
@@ -85,16 +89,17 @@ def test_batches_share_one_cache(config, tmp_path):
 def test_an_unwritable_cache_is_reported(config, tmp_path, monkeypatch, caplog):
     (tmp_path / "file").write_text("not a folder")
     monkeypatch.setenv("FP4JAX_CACHE", str(tmp_path / "file"))
-    assert len(load_corpus(config).train) > 0
+    loaded = load_corpus(config)
+    assert texts(loaded, splits(loaded)[0])
     assert "The corpus is not cached: " in caplog.text
 
 
 def test_a_truncated_cache_is_made_anew(config, tmp_path, caplog):
-    first = load_corpus(config)
-    (path,) = (tmp_path / "cache").iterdir()
-    path.write_bytes(path.read_bytes()[:1000])
+    first = texts(loaded := load_corpus(config), splits(loaded)[0])
+    path = next((tmp_path / "cache").rglob("train-*.tokens.npy"))
+    path.write_bytes(path.read_bytes()[:-1])
     again = load_corpus(config)
-    np.testing.assert_array_equal(again.train.tokens, first.train.tokens)
+    assert texts(again, splits(again)[0]) == first
     assert "is made anew" in caplog.text
 
 
@@ -116,13 +121,14 @@ def test_the_cache_follows_the_environment(config, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"tokenizer": "wordpiece"}, "one of bpe, bytes, got tokenizer='wordpiece'"),
+        ({"tokenizer": "wordpiece"}, "one of bpe, bytes, .* got tokenizer='wordpiece'"),
         ({"vocab_size": 256}, "at least 257, .* got vocab_size=256"),
         ({"sequence_length": 0}, "at least 1, got sequence_length=0"),
         ({"batch_size": 0}, "at least 1, got batch_size=0"),
         ({"holdout": 0.0}, "above 0 and below 1, got holdout=0.0"),
         ({"holdout": float("nan")}, "above 0 and below 1, got holdout=nan"),
         ({"source": ""}, "'stdlib', a folder or a file, got source=''"),
+        ({"workers": -1}, "at least 0, got workers=-1"),
         ({"seed": -1}, r"from 0 to 2\*\*32 - 1, got seed=-1"),
         (
             {"source": "texts", "site_packages": True},

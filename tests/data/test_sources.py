@@ -1,16 +1,10 @@
-"""Which documents are read, in which order, and on which side each falls."""
+"""Which documents are read, and in which order."""
 
-import hashlib
 import sysconfig
 
 import pytest
 
-from fp4jax.data.sources import Document, read_documents, split_documents
-
-
-def documents(count):
-    texts = [f"document {i}" for i in range(count)]
-    return [Document(t, t, hashlib.sha256(t.encode()).digest()) for t in texts]
+from fp4jax.data.sources import read_documents
 
 
 def read(folder):
@@ -45,7 +39,7 @@ def test_python_sources(tmp_path, monkeypatch):
         (library / name).parent.mkdir(parents=True, exist_ok=True)
         (library / name).write_bytes(data)
     own = [d.name for d in read_documents("stdlib")]
-    assert own == ["b.py", "a/c.py"]
+    assert own == ["b.py", "a/c.py", "a/copy_of_c.py"]
     both = [d.name for d in read_documents("stdlib", site_packages=True)]
     assert both == [*own, "g/h.py"]
 
@@ -69,13 +63,13 @@ def test_text_files_hold_one_document_or_several(tmp_path):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (None, "be \"stdlib\", a folder or a text file, got source='.*/text'"),
-        ({}, r"folder that holds \*\.txt files, got source='.*/text' without any"),
-        ({"a.md": b"a"}, r"folder that holds \*\.txt files"),
-        ({"a.txt": b""}, "at least one non-empty document, got source='.*/text'"),
+        (None, "be \"stdlib\", a folder or a file, got source='.*/text'"),
+        ({}, r"files of one kind, \*\.txt, .* got source='.*/text' without any"),
+        ({"a.md": b"a"}, r"files of one kind, \*\.txt, .* without any"),
+        ({"a.txt": b"a", "b.jsonl": b"{}"}, "files of one kind.*with several"),
         ({"a.txt": b"ab\xff"}, "UTF-8 text, got byte 0xff at offset 2 of '.*a.txt'"),
     ],
-    ids=["missing", "empty folder", "no text file", "empty file", "not utf-8"],
+    ids=["missing", "empty folder", "no text file", "two kinds", "not utf-8"],
 )
 def test_bad_sources_raise(tmp_path, files, message):
     folder = tmp_path / "text"
@@ -84,26 +78,11 @@ def test_bad_sources_raise(tmp_path, files, message):
         for name, data in files.items():
             (folder / name).write_bytes(data)
     with pytest.raises(ValueError, match=f"^read_documents: source must .*{message}"):
-        read_documents(str(folder))
+        list(read_documents(str(folder)))
 
 
-@pytest.mark.parametrize("holdout", [0.02, 0.3])
-def test_a_document_keeps_its_side_as_others_come(holdout):
-    train, heldout = split_documents(documents(2000), holdout)
-    more_train, more_heldout = split_documents(documents(4000), holdout)
-    assert set(train) < set(more_train)
-    assert set(heldout) < set(more_heldout)
-    assert sorted(train + heldout) == sorted(documents(2000))
-    standard_deviation = (2000 * holdout * (1 - holdout)) ** 0.5
-    assert abs(len(heldout) - 2000 * holdout) < 4 * standard_deviation
-
-
-@pytest.mark.parametrize("holdout", [1e-9, 1 - 1e-9])
-def test_no_split_is_empty(holdout):
-    train, heldout = split_documents(documents(5), holdout)
-    assert min(len(train), len(heldout)) == 1
-
-
-def test_one_document_cannot_be_split():
-    with pytest.raises(ValueError, match="must be at least two, .* got 1. Pass"):
-        split_documents(documents(1), 0.5)
+def test_a_text_has_no_fields(tmp_path):
+    (tmp_path / "a.txt").write_text("a")
+    for source in (str(tmp_path), "stdlib"):
+        with pytest.raises(ValueError, match='text_field must be "text" for a source'):
+            next(read_documents(source, text_field="content"))

@@ -1,0 +1,176 @@
+"""Files of records, read one record at a time: JSON lines, Parquet, ArrayRecord, HF."""
+
+import gzip
+import importlib
+import io
+import json
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, BinaryIO
+
+HF = "hf:"
+_ROWS = 1024  # of a Parquet file, read at once
+
+
+def read_jsonl(path: Path, field: str) -> Iterator[str]:
+    """Yields the text of each line, a JSON object; blank lines hold none."""
+    try:
+        with _open(path) as stream:
+            for number, line in enumerate(stream, start=1):
+                if line.strip():
+                    yield _text(line, field, where=f"line {number} of {str(path)!r}")
+    except (OSError, EOFError, zlib.error) as error:
+        raise _unreadable(path, error) from error
+
+
+def read_parquet(path: Path, field: str) -> Iterator[str]:
+    """Yields the column `field`, some rows at a time; null is no document."""
+    pyarrow = _import("pyarrow", package="pyarrow")
+    parquet = _import("pyarrow.parquet", package="pyarrow")
+    try:
+        with parquet.ParquetFile(path) as file:
+            if field not in file.schema_arrow.names:
+                raise _without_field(field, file.schema_arrow.names, str(path))
+            for batch in file.iter_batches(_ROWS, columns=[field]):
+                for text in batch.column(0).to_pylist():
+                    yield _checked(text, field, where=f"a row of {str(path)!r}")
+    except (OSError, pyarrow.ArrowInvalid) as error:
+        raise _unreadable(path, error) from error
+
+
+def read_array_record(path: Path, field: str) -> Iterator[str]:
+    """Yields the text of each record, a JSON object or, if `field` is "", UTF-8."""
+    module = _import("array_record.python.array_record_module", package="array-record")
+    try:
+        reader = module.ArrayRecordReader(str(path))
+    except RuntimeError as error:
+        raise _unreadable(path, error) from error
+    try:
+        for index in range(reader.num_records()):
+            where = f"record {index} of {str(path)!r}"
+            try:
+                record = reader.read([index])[0]
+            except (RuntimeError, IndexError) as error:
+                raise _unreadable(path, error) from error
+            yield _text(record, field, where=where)
+    finally:
+        reader.close()
+
+
+def read_hf(source: str, field: str) -> Iterator[tuple[str, str]]:
+    """Yields (name, text) of the train split of hf:OWNER/NAME[/CONFIG], streamed."""
+    datasets = _import("datasets", package="datasets")
+    name = source.removeprefix(HF)
+    owner, *rest = name.split("/", 2)
+    path, settings = "/".join([owner, *rest[:1]]), rest[1:]
+    try:
+        rows = datasets.load_dataset(path, *settings, split="train", streaming=True)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ValueError(
+            "read_documents: source must name a dataset that can be loaded, "
+            f"hf:OWNER/NAME[/CONFIG], got source={source!r}: {error}"
+        ) from error
+    for index, row in enumerate(rows):
+        if field not in row:
+            raise _without_field(field, row, f"{source!r}")
+        where = f"{name}[{index}]"
+        yield where, _checked(row[field], field, where=where)
+
+
+READERS: dict[str, Callable[[Path, str], Iterator[str]]] = {
+    ".jsonl": read_jsonl,
+    ".jsonl.gz": read_jsonl,
+    ".jsonl.zst": read_jsonl,
+    ".parquet": read_parquet,
+    ".array_record": read_array_record,
+}
+
+
+def _open(path: Path) -> BinaryIO:
+    """Opens a file of lines, decompressed if its name says so."""
+    if path.suffix == ".gz":
+        return gzip.open(path, "rb")  # pyrefly: ignore[bad-return]
+    if path.suffix == ".zst":
+        zstandard = _import("zstandard", package="zstandard")
+        stream = zstandard.ZstdDecompressor().stream_reader(
+            path.open("rb"), read_across_frames=True, closefd=True
+        )
+        return io.BufferedReader(_ZstdErrors(stream, zstandard.ZstdError))
+    return path.open("rb")
+
+
+class _ZstdErrors(io.RawIOBase):
+    """A stream of zstandard whose errors are OSError, as those of other streams."""
+
+    def __init__(self, stream: Any, error: type[Exception]):
+        self._stream, self._error = stream, error
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        try:
+            return self._stream.readinto(buffer)
+        except self._error as error:
+            raise OSError(str(error)) from error
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+
+def _text(record: bytes, field: str, *, where: str) -> str:
+    """Returns the text of one record: a field of its JSON object, or all of it."""
+    try:
+        value = json.loads(record) if field else record.decode()
+    except ValueError as error:
+        raise ValueError(
+            f"read_documents: {where} must be "
+            f"{'a JSON object' if field else 'UTF-8 text'}, got {record[:40]!r}: "
+            f"{error}. Is the file truncated?"
+        ) from error
+    if not field:
+        return value
+    if not isinstance(value, dict):
+        raise ValueError(
+            f"read_documents: {where} must be a JSON object, got {record[:40]!r}."
+        )
+    if field not in value:
+        raise _without_field(field, value, where)
+    return _checked(value[field], field, where=where)
+
+
+def _checked(value: Any, field: str, *, where: str) -> str:
+    if value is not None and not isinstance(value, str):
+        raise ValueError(
+            f"read_documents: field {field!r} must be text, got "
+            f"{type(value).__name__} in {where}. Choose another with text_field."
+        )
+    return value or ""
+
+
+def _without_field(field: str, fields: Any, where: str) -> ValueError:
+    return ValueError(
+        f"read_documents: text_field must be one of {', '.join(fields)}, got "
+        f"text_field={field!r} for {where}."
+    )
+
+
+def _unreadable(path: Path, error: Exception) -> ValueError:
+    return ValueError(
+        f"read_documents: source must hold readable files, got {str(path)!r}: "
+        f"{type(error).__name__}: {error}. Is it truncated?"
+    )
+
+
+def _import(name: str, *, package: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        extra = "" if package == "datasets" else ", or pip install 'fp4jax[data]'"
+        raise ImportError(
+            f"read_documents: this source needs the package {package}, which cannot be "
+            f"imported ({error}). pip install {package}{extra}."
+        ) from error
