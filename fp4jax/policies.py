@@ -11,9 +11,9 @@ from typing import Protocol
 
 from fp4jax import recipes
 from fp4jax.recipes import Fprop, Recipe
-from fp4jax.recipes import Policy as Policy
-from fp4jax.recipes import Rule as Rule
-from fp4jax.recipes import Schedule as Schedule
+from fp4jax.recipes.policy import Policy as Policy
+from fp4jax.recipes.policy import Rule as Rule
+from fp4jax.recipes.policy import Schedule as Schedule
 
 
 class HasLayers(Protocol):
@@ -25,22 +25,27 @@ class HasLayers(Protocol):
         ...
 
 
-def bf16(config: HasLayers) -> Policy:
-    """Returns the policy that quantizes nothing."""
-    del config
-    return Policy(recipes.bf16())
+def _everywhere(recipe: Callable[[], Recipe]) -> Callable[[HasLayers], Policy]:
+    """Returns the policy that has one recipe in every block."""
+
+    def policy(config: HasLayers) -> Policy:
+        del config
+        return Policy(recipe())
+
+    policy.__name__ = policy.__qualname__ = recipe.__name__
+    policy.__doc__ = f"Returns `recipes.{recipe.__name__}` in every block."
+    return policy
 
 
-def e2m1_ref(config: HasLayers) -> Policy:
-    """Returns `recipes.e2m1_ref` in every block."""
-    del config
-    return Policy(recipes.e2m1_ref())
-
-
-def ufp4(config: HasLayers) -> Policy:
-    """Returns `recipes.ufp4` in every block."""
-    del config
-    return Policy(recipes.ufp4())
+bf16 = _everywhere(recipes.bf16)
+e2m1_ref = _everywhere(recipes.e2m1_ref)
+ufp4 = _everywhere(recipes.ufp4)
+mxfp4 = _everywhere(recipes.mxfp4)
+mxfp4_tseng = _everywhere(recipes.mxfp4_tseng)
+mxfp8 = _everywhere(recipes.mxfp8)
+four_over_six = _everywhere(recipes.four_over_six)
+quartet2 = _everywhere(recipes.quartet2)
+int2 = _everywhere(recipes.int2)  # the control
 
 
 def nvfp4(config: HasLayers) -> Policy:
@@ -54,24 +59,6 @@ def nvfp4(config: HasLayers) -> Policy:
     """
     kept = max(1, round(0.15 * config.num_layers))
     return keep(Policy(recipes.nvfp4()), config, last=kept)
-
-
-def mxfp4(config: HasLayers) -> Policy:
-    """Returns `recipes.mxfp4` in every block."""
-    del config
-    return Policy(recipes.mxfp4())
-
-
-def mxfp4_tseng(config: HasLayers) -> Policy:
-    """Returns `recipes.mxfp4_tseng` in every block."""
-    del config
-    return Policy(recipes.mxfp4_tseng())
-
-
-def mxfp8(config: HasLayers) -> Policy:
-    """Returns `recipes.mxfp8` in every block."""
-    del config
-    return Policy(recipes.mxfp8())
 
 
 def ue5m3(config: HasLayers) -> Policy:
@@ -96,24 +83,6 @@ def ti2d(config: HasLayers) -> Policy:
     projections = ("*/attention/query", "*/attention/key")
     rules = tuple(Rule(pattern, recipes.mxfp8()) for pattern in projections)
     return Policy(recipes.ti2d(), rules)
-
-
-def four_over_six(config: HasLayers) -> Policy:
-    """Returns `recipes.four_over_six` in every block."""
-    del config
-    return Policy(recipes.four_over_six())
-
-
-def quartet2(config: HasLayers) -> Policy:
-    """Returns `recipes.quartet2` in every block."""
-    del config
-    return Policy(recipes.quartet2())
-
-
-def int2(config: HasLayers) -> Policy:
-    """Returns `recipes.int2` in every block: the control."""
-    del config
-    return Policy(recipes.int2())
 
 
 def keep(policy: Policy, config: HasLayers, *, first: int = 0, last: int = 0) -> Policy:
@@ -146,7 +115,10 @@ def keep(policy: Policy, config: HasLayers, *, first: int = 0, last: int = 0) ->
 
 
 def bf16_forward(policy: Policy) -> Policy:
-    """Returns a policy with fprop in BF16, dgrad and wgrad as they were.
+    """Returns a policy with fprop in BF16, and the quantizers of dgrad and wgrad.
+
+    These quantize w and x themselves then, also where it was their values of fprop
+    (`source="fprop"`, as in `quartet2`).
 
     As the last phase of a `Schedule` it recovers much of the loss that fprop costs: in
     the NVFP4 report the last 18% of training do so.

@@ -47,6 +47,7 @@ def summarize(
 
     Raises:
       ValueError: a recipe that draws, without a key.
+      TypeError: what is not operands, or not a recipe.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -58,6 +59,13 @@ def summarize(
       >>> list(found)[:3], bool(found["fprop_x"]["qsnr"] > 20)
       (['fprop_x', 'fprop_w', 'dgrad_dy'], True)
     """
+    if not isinstance(operands, Operands):
+        raise TypeError(
+            "summarize: operands must be the Operands of one layer, got "
+            f"{type(operands).__name__}. fp4jax.capture returns them by path."
+        )
+    if not isinstance(recipe, Recipe):
+        raise TypeError(f"summarize: recipe must be a Recipe, got {recipe!r}.")
 
     def of_layer(operands: Operands) -> dict[str, Figures]:
         return {

@@ -72,9 +72,10 @@ def capture(
       The operands by path.
 
     Raises:
-      ValueError: no layer matches; a chosen layer is not called, or several times in a
-        step, by a loop or by lanes of a vmap that share it. Where that is not known
-        before the program runs, inside `jax.jit`, all operands of the layer are NaN.
+      ValueError: no layer matches; a chosen layer is not called, does not contribute to
+        the loss, or is called several times in a step, by a loop or by lanes of a vmap
+        that share it. Where that is not known before the program runs, inside
+        `jax.jit`, all operands of the layer are NaN.
 
     Example:
       >>> import jax.numpy as jnp
@@ -187,12 +188,8 @@ class _Tap(nnx.Module):
         assert self.note.call is not None
         how = self.note.call[0]
         once = self.calls.get_value() == 1
-        if not isinstance(once, jax.core.Tracer) and not once.all():
-            raise ValueError(
-                "capture: a layer must be called once in a step, got "
-                f"{self.calls.get_value()} calls of {path!r}. A loop or the lanes of a "
-                "vmap that share a layer count each."
-            )
+        if not isinstance(once, jax.core.Tracer):
+            _check_called_once(self.calls.get_value().astype(int).tolist(), path)
 
         def matrices(once, *arrays):
             return [jnp.where(once, x, jnp.nan) for x in _matrices(how, *arrays)]
@@ -202,6 +199,21 @@ class _Tap(nnx.Module):
         arrays = (self.x, self.w, self.dy)
         x, w, dy = matrices(once, *(probe.get_value() for probe in arrays))
         return Operands(x, w, dy, stack=len(self.stack))
+
+
+def _check_called_once(calls: Any, path: str) -> None:
+    """Raises unless each layer of a stack, or the one there is, had one cotangent."""
+    if 0 in jax.tree.leaves(calls):
+        raise ValueError(
+            "capture: every chosen layer must contribute to the loss, got no gradient "
+            f"of what {path!r} returns ({calls} times one). Use its output, without a "
+            "stop_gradient behind it, or leave the layer out by the pattern of layers."
+        )
+    if set(jax.tree.leaves(calls)) != {1}:
+        raise ValueError(
+            f"capture: a layer must be called once in a step, got {calls} calls of "
+            f"{path!r}. A loop or the lanes of a vmap that share a layer count each."
+        )
 
 
 def _insert(model: nnx.Module, pattern: str) -> dict[str, _Tap]:

@@ -205,11 +205,17 @@ TWICE = {
 @pytest.mark.parametrize("loss_fn", TWICE.values(), ids=TWICE)
 def test_a_layer_called_several_times_raises_or_is_nan(loss_fn):
     x = jnp.ones((3, 4))
-    with pytest.raises(ValueError, match="called once in a step, got [23].0 calls of"):
+    with pytest.raises(ValueError, match="called once in a step, got [23] calls of"):
         fp4jax.capture(loss_fn, LAYER, x)
     graph, state = nnx.split(LAYER)
     jitted = jax.jit(lambda s: fp4jax.capture(loss_fn, nnx.merge(graph, s), x))
     assert all(jnp.isnan(v).all() for v in jax.tree.leaves(jitted(state)))
+
+
+def test_a_layer_that_does_not_contribute_to_the_loss_raises():
+    loss_fn = lambda layer, x: jnp.sum(jax.lax.stop_gradient(layer(x)))
+    with pytest.raises(ValueError, match=r"must contribute to the loss, got .*\(0 ti"):
+        fp4jax.capture(loss_fn, LAYER, jnp.ones((3, 4)))
 
 
 def test_a_class_that_hides_the_tap():
@@ -297,3 +303,10 @@ def test_a_step_returns_summaries_as_values():
     for figures in sites.values():
         assert figures["qsnr"].shape == (SMALL.num_layers,)
         assert (figures["qsnr"] > 10).all() and (figures["nonfinite_rate"] == 0).all()
+
+
+def test_a_summary_says_what_it_takes():
+    with pytest.raises(TypeError, match="Operands of one layer, got dict. fp4jax.cap"):
+        fp4jax.summarize({"": random_operands()}, recipes.bf16())
+    with pytest.raises(TypeError, match="summarize: recipe must be a Recipe, got 'u"):
+        fp4jax.summarize(random_operands(), "ufp4")

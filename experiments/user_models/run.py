@@ -1,13 +1,14 @@
-"""Trains models their authors wrote under every recipe, by both ways of injecting it.
+"""Trains models their authors wrote, by both ways of injecting every recipe.
 
 python -m experiments.user_models.run
 
-Writes one JSON object a line to results.jsonl beside this file, and the table of the
-README to standard output.
+Prints the table of the README, then writes one JSON object a line to results.jsonl
+beside this file.
 """
 
 import argparse
 import itertools
+import json
 import math
 import multiprocessing
 import sys
@@ -16,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments import record
+from experiments.user_models import train_linen, train_nnx
 from fp4jax import recipes
-from fp4jax.train import JsonLines
-from tests.user_models import train_linen, train_nnx
 
 LIBRARIES = {"nnx": train_nnx, "linen": train_linen}
 RECIPES = {
@@ -46,17 +46,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2, help="models trained at a time")
     parser.add_argument("--out", default=str(Path(__file__).parent / "results.jsonl"))
     arguments = parser.parse_args(argv)
+    if arguments.steps < 2:
+        parser.error(
+            "--steps must be at least 2, for the first loss shows no update, got "
+            f"{arguments.steps}"
+        )
     names = (None, *RECIPES)
     tasks = itertools.product(LIBRARIES, train_nnx.MODELS, names, [arguments.steps])
     spawn = multiprocessing.get_context("spawn")
     with spawn.Pool(arguments.jobs) as pool:
         rows = judged(pool.starmap(train, tasks, chunksize=1))
-    with JsonLines(arguments.out) as log:
-        log.write({"steps": arguments.steps, **record.setting()})
-        for row in rows:
-            log.write(row)
     print(table(rows))
+    write(Path(arguments.out), [{"steps": arguments.steps, **record.setting()}, *rows])
     return 0 if all(is_good(row) for row in rows) else 1
+
+
+def write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Writes one JSON object a line, with null for losses that are not finite."""
+    lines = []
+    for row in rows:
+        losses = [x if math.isfinite(x) else None for x in row.get("losses", ())]
+        row = row | {"losses": losses} if "losses" in row else row
+        lines.append(json.dumps(row, allow_nan=False) + "\n")
+    path.write_text("".join(lines), encoding="utf-8")
 
 
 def train(library: str, model: str, recipe: str | None, steps: int) -> dict[str, Any]:

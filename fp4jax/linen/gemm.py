@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import flax
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -27,6 +28,10 @@ class DotGeneral(nn.Module):
     of a layer, and each layer of an `nn.scan` then draws noise of its own; that of a
     recomputation under `nn.remat` is the same. Without the stream there is no key:
     evaluation needs none, and differentiating a recipe that draws raises.
+
+    A recipe that holds amaxes has them in the collection "_overwrite_with_gradient",
+    whose gradient is its next value: train with `fp4jax.linen.value_and_grad` or with
+    Flax's `TrainState`, never by an optimizer over all variables.
 
     Attributes:
       recipe: what to quantize.
@@ -114,7 +119,12 @@ def _check_split(module: Any) -> None:
                     f"around {'/'.join(module.path)!r}."
                 )
     names = "".join(module.scope.debug_path)
-    assert seen >= names.count("scan(") + names.count("vmap("), "unknown loops of Flax"
+    if seen < names.count("scan(") + names.count("vmap("):
+        raise RuntimeError(
+            "DotGeneral: Flax's loops must keep rng_splits in their frames, or it is "
+            f"not known whether {'/'.join(module.path)!r} repeats noise, got those of "
+            f"Flax {flax.__version__}. Use a version that fp4jax was tested with."
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +139,9 @@ class _Factory:
 
 def dot_general_cls(recipe: Recipe) -> Callable[[], DotGeneral]:
     """Returns what a Linen layer takes as `dot_general_cls`.
+
+    The layer's variables may have "_overwrite_with_gradient" beside "params": for how
+    to train them, see `DotGeneral`.
 
     Args:
       recipe: what to quantize.
@@ -157,7 +170,7 @@ def dot_general_cls(recipe: Recipe) -> Callable[[], DotGeneral]:
 
 
 class Einsum(nn.Einsum):
-    """An `nn.Einsum` whose product is quantized; its kernel is w.
+    """An `nn.Einsum` whose product is quantized by a `DotGeneral`; its kernel is w.
 
     Attributes:
       recipe: what to quantize; None quantizes nothing.

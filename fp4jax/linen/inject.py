@@ -12,7 +12,8 @@ from flax import linen as nn
 
 from fp4jax.linen.gemm import dot_general_cls, einsum_layer
 from fp4jax.linen.state import as_floats, combine_by_max
-from fp4jax.recipes import Policy, Recipe
+from fp4jax.policies import Policy
+from fp4jax.recipes import Recipe
 
 # Part of the key of every jit cache: a block that `nn.jit` traced without a policy, or
 # under another one, is traced anew.

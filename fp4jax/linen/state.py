@@ -12,7 +12,7 @@ Variables = Mapping[str, Any]
 
 
 def value_and_grad(
-    loss_fn: Callable[..., Any], has_aux: bool = False
+    loss_fn: Callable[..., Any], *, has_aux: bool = False
 ) -> Callable[..., tuple[Any, Any, dict[str, Any]]]:
     """Returns a function that computes a loss, its gradients, and the new state.
 
@@ -154,7 +154,8 @@ def _whole_fwd(step: jax.Array):
 
 
 def _whole_bwd(step: jax.Array, _):
-    return (step,)  # less than the next one, with which it combines
+    # What it combines with is the next step: by maximum with less, in a sum with zero.
+    return (step if step.dtype == fp32_max_grad else jnp.zeros_like(step),)
 
 
 whole.defvjp(_whole_fwd, _whole_bwd)

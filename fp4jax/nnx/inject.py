@@ -9,7 +9,8 @@ from flax import nnx
 from jax import lax
 
 from fp4jax.nnx.gemm import DotGeneral, Einsum, Gemm
-from fp4jax.recipes import Policy, Recipe
+from fp4jax.policies import Policy
+from fp4jax.recipes import Recipe
 
 
 @dataclasses.dataclass(frozen=True)

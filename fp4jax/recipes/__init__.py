@@ -8,9 +8,6 @@ from fp4jax.recipes.mxfp4 import mxfp4 as mxfp4
 from fp4jax.recipes.mxfp4 import mxfp4_tseng as mxfp4_tseng
 from fp4jax.recipes.mxfp8 import mxfp8 as mxfp8
 from fp4jax.recipes.nvfp4 import nvfp4 as nvfp4
-from fp4jax.recipes.policy import Policy as Policy
-from fp4jax.recipes.policy import Rule as Rule
-from fp4jax.recipes.policy import Schedule as Schedule
 from fp4jax.recipes.quartet2 import quartet2 as quartet2
 from fp4jax.recipes.recipe import Dgrad as Dgrad
 from fp4jax.recipes.recipe import Fprop as Fprop

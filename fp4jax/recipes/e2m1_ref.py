@@ -3,7 +3,7 @@
 import dataclasses
 
 from fp4jax.numerics import E2M1, FixedSigns, Hadamard, Quantizer, Scale, Stochastic
-from fp4jax.recipes.recipe import Dgrad, Fprop, Recipe, Wgrad
+from fp4jax.recipes.recipe import Dgrad, Fprop, Recipe, Wgrad, two_level
 
 
 def e2m1_ref(scale: Scale = Scale(), *, seed: int = 0) -> Recipe:
@@ -18,7 +18,8 @@ def e2m1_ref(scale: Scale = Scale(), *, seed: int = 0) -> Recipe:
     ====== ========================= =========================
 
     Args:
-      scale: block scale; published with float32.
+      scale: block scale; published with float32. A scale of 3 mantissa bits is made
+        two-level, its tensor scale from the tensor at hand.
       seed: of the sign vector, an integer in [0, 2^32).
 
     Returns:
@@ -26,9 +27,10 @@ def e2m1_ref(scale: Scale = Scale(), *, seed: int = 0) -> Recipe:
 
     Raises:
       ValueError: a seed out of range.
+      TypeError: what is not a scale.
     References: arXiv 2606.20381, whose own baseline this is.
     """
-    plain = Quantizer(E2M1, block=16, scale=scale)
+    plain = two_level(Quantizer(E2M1, block=16, scale=scale))
     rotated = dataclasses.replace(plain, rotation=Hadamard(16, FixedSigns(seed)))
     sr = Stochastic()
     return Recipe(

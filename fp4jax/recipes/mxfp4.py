@@ -33,12 +33,13 @@ def mxfp4(scale: Scale = Scale(E8M0, "floor")) -> Recipe:
 
     Raises:
       ValueError: a scale of another format.
+      TypeError: what is not a scale.
 
     References: OCP Microscaling Formats v1.0.
     """
+    nearest = Quantizer(E2M1, block=32, scale=scale)
     if scale.format != E8M0:
         raise ValueError(f"mxfp4: scale.format must be E8M0, got {scale.format}.")
-    nearest = Quantizer(E2M1, block=32, scale=scale)
     stochastic = dataclasses.replace(nearest, rounding=Stochastic())
     return Recipe(
         Fprop(x=nearest, w=nearest),

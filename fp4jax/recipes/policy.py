@@ -119,15 +119,31 @@ class Schedule:
         return tuple(policy for _, policy in self.phases)
 
     def at(self, step: int) -> Policy:
-        """Returns the policy of a step, counted from 0."""
+        """Returns the policy of a step, counted from 0.
+
+        Raises:
+          ValueError: a negative step.
+        """
+        if step < 0:
+            raise ValueError(
+                f"Schedule.at: step must not be negative, got step={step}."
+            )
         return [policy for start, policy in self.phases if start <= step][-1]
 
     def spans(self, steps: int) -> Iterator[tuple[Policy, int]]:
-        """Yields each policy of a run of `steps`, and how many steps end it."""
-        ends = [*(start for start, _ in self.phases[1:]), steps]
-        for (start, policy), end in zip(self.phases, ends, strict=True):
-            if start < steps:
-                yield policy, min(end, steps)
+        """Returns each policy of a run of `steps`, and how many steps end it.
+
+        Raises:
+          ValueError: a phase that the run would not reach.
+        """
+        starts = [start for start, _ in self.phases]
+        if starts[-1] >= steps:
+            raise ValueError(
+                "Schedule.spans: steps must be more than the start of the last phase, "
+                f"or that has no effect, got steps={steps} with a start at "
+                f"{starts[-1]}. Train longer, or leave the phase out."
+            )
+        return zip(self.policies, [*starts[1:], steps], strict=True)
 
     def check(self, paths: Iterable[str]) -> None:
         """Raises ValueError as `Policy.check` does, for any of the policies."""

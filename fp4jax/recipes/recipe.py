@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Literal, get_args
 
-from fp4jax.numerics import Held, Quantizer, Site
+from fp4jax.numerics import Fresh, Held, Quantizer, Site
 
 Compute = Literal["bf16", "f32", "native"]
 Residuals = Literal["operands", "packed"]
@@ -104,7 +104,7 @@ class Recipe:
         self._check_sources()
         self._check_shared()
         self._check_native()
-        _ = self.every  # raises where periods differ
+        self._check_held()
 
     def _check_sources(self) -> None:
         if self.source == "fprop" and None in (self.fprop.x, self.fprop.w):
@@ -148,24 +148,26 @@ class Recipe:
                 "Recipe: compute must not be 'native' where nothing is quantized."
             )
 
-    @property
-    def every(self) -> tuple[int | None, int | None, int | None]:
-        """Returns the periods of the held amaxes of x, w and dy, None of those fresh.
+    def _check_held(self) -> None:
+        for name, periods in zip(("x", "w", "dy"), self._periods(), strict=True):
+            if len(periods) > 1:
+                raise ValueError(
+                    f"Recipe: {name} has one held amax, so that all its sites must "
+                    f"have one period, got every={sorted(periods)}."
+                )
 
-        Raises:
-          ValueError: the two sites of an operand, which has one amax, differ.
-        """
-        periods: list[set[int]] = [set(), set(), set()]
+    def _periods(self) -> tuple[set[int], set[int], set[int]]:
+        """Returns the periods of the held amaxes that sites of x, w and dy ask for."""
+        periods: tuple[set[int], set[int], set[int]] = (set(), set(), set())
         for site, quantizer in self.sites.items():
             if quantizer is not None and isinstance(quantizer.tensor_scale, Held):
                 periods[site.operand].add(quantizer.tensor_scale.every)
-        for name, operand in zip(("x", "w", "dy"), periods, strict=True):
-            if len(operand) > 1:
-                raise ValueError(
-                    f"Recipe: {name} has one held amax, so that all its sites must "
-                    f"have one period, got every={sorted(operand)}."
-                )
-        x, w, dy = (next(iter(operand), None) for operand in periods)
+        return periods
+
+    @property
+    def every(self) -> tuple[int | None, int | None, int | None]:
+        """Returns the periods of the held amaxes of x, w and dy, None if fresh."""
+        x, w, dy = (next(iter(periods), None) for periods in self._periods())
         return x, w, dy
 
     @property
@@ -196,3 +198,13 @@ class Recipe:
         """Returns whether any of some sites, by default of all, needs a key."""
         quantizers = (self.sites[site] for site in sites or Site)
         return any(q is not None and q.draws for q in quantizers)
+
+
+def two_level(quantizer: Quantizer) -> Quantizer:
+    """Returns a quantizer with a fresh tensor scale, if its block scale needs one.
+
+    One of 3 mantissa bits does: alone it has no range for small gradients.
+    """
+    if not quantizer.scale.rounds_mantissa:
+        return quantizer
+    return dataclasses.replace(quantizer, tensor_scale=Fresh())

@@ -32,9 +32,6 @@ _KINDS = {
 }
 
 
-_NO_DEFAULT = dataclasses.MISSING
-
-
 def to_json(value: Any) -> Any:
     """Converts a recipe value to what `json.dumps` takes.
 
@@ -47,6 +44,9 @@ def to_json(value: Any) -> Any:
     Returns:
       Dicts, lists, strings, numbers, booleans and None.
 
+    Raises:
+      TypeError: what is none of these.
+
     Example:
       >>> from fp4jax.numerics import Fresh
       >>> to_json(Fresh(448.0))
@@ -54,12 +54,17 @@ def to_json(value: Any) -> Any:
     """
     if isinstance(value, formats.Format):
         return {"format": value.name}
-    if dataclasses.is_dataclass(value):
+    if type(value) in _KINDS.values():
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
         kind = type(value).__name__
         return {"type": kind} | {name: to_json(x) for name, x in fields.items()}
     if isinstance(value, tuple):
         return [to_json(x) for x in value]
+    if not isinstance(value, bool | int | float | str | None):
+        raise TypeError(
+            "to_json: value must be a recipe, a policy, a schedule, or a part of one, "
+            f"got {value!r}."
+        )
     return value
 
 
@@ -81,11 +86,18 @@ def from_json(data: Any) -> Any:
     if not isinstance(data, dict):
         return data
     if "format" in data and "type" not in data:
+        if len(data) > 1:
+            raise ValueError(
+                "from_json: fields of a format must be 'format' alone, got "
+                f"{sorted(data)}."
+            )
         return _look_up(_FORMATS, data["format"], "format")
     fields = dict(data)
     kind = _look_up(_KINDS, fields.pop("type", None), "type")
     allowed = [f.name for f in dataclasses.fields(kind)]
-    needed = {f.name for f in dataclasses.fields(kind) if f.default is _NO_DEFAULT}
+    needed = {
+        f.name for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING
+    }
     if unknown := sorted(set(fields) - set(allowed)):
         raise ValueError(
             f"from_json: fields of {kind.__name__} must be among {allowed}, got "

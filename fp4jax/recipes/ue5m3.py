@@ -25,7 +25,8 @@ def ue5m3(
 
     Five exponent bits leave room above the target for a tensor that grows while its
     amax is held, 137 times at 448. There is no rotation. As published, scales of
-    stochastically rounded operands are not padded. Rounding draws 16 bits, there 8.
+    stochastically rounded operands are not padded. Rounding draws 16 bits, in the
+    publication 8.
 
     Args:
       every: steps for which the amax of a tensor is held.

@@ -5,14 +5,13 @@ import dataclasses
 from fp4jax.numerics import (
     UNIFORM,
     FixedSigns,
-    Fresh,
     Hadamard,
     Quantizer,
     Scale,
     Stochastic,
     checks,
 )
-from fp4jax.recipes.recipe import Dgrad, Fprop, Recipe, Wgrad
+from fp4jax.recipes.recipe import Dgrad, Fprop, Recipe, Wgrad, two_level
 
 
 def ufp4(scale: Scale = Scale(), *, seed: int = 0) -> Recipe:
@@ -41,14 +40,14 @@ def ufp4(scale: Scale = Scale(), *, seed: int = 0) -> Recipe:
 
     Raises:
       ValueError: a seed out of range.
+      TypeError: what is not a scale.
     References: arXiv 2606.20381.
     """
     if not checks.is_integer(seed) or not 0 <= seed < 2**32 - 2:
         raise ValueError(
             f"ufp4: seed must be an integer in [0, 2^32 - 2), got seed={seed!r}."
         )
-    tensor_scale = Fresh() if scale.rounds_mantissa else None
-    quantizer = Quantizer(UNIFORM, block=16, scale=scale, tensor_scale=tensor_scale)
+    quantizer = two_level(Quantizer(UNIFORM, block=16, scale=scale))
     fprop, dgrad, wgrad = (
         dataclasses.replace(quantizer, rotation=Hadamard(16, FixedSigns(seed + gemm)))
         for gemm in range(3)

@@ -12,7 +12,8 @@ from flax import linen as nn
 from fp4jax import recipes
 from fp4jax.linen import Einsum, dot_general_cls, quantize
 from fp4jax.numerics import UNIFORM, Quantizer, Stochastic
-from fp4jax.recipes import Policy, Recipe, Rule
+from fp4jax.policies import Policy, Rule
+from fp4jax.recipes import Recipe
 
 KEY = jax.random.key(0)
 X = jax.random.normal(jax.random.key(1), (4, 16))

@@ -237,3 +237,20 @@ def test_missing_state_raises():
 def test_differentiating_without_jit_raises():
     with pytest.raises(ValueError, match="must be taken under jax.jit"):
         value_and_grad(loss_of(MODEL))(VARIABLES, X)
+
+
+def test_uses_are_counted_once_where_they_add():
+    """A recipe injected by hand, whose gradient is taken without `combine_by_max`."""
+    model = nn.Dense(4, dot_general_cls=dot_general_cls(HELD))
+    variables = model.init(KEY, X)
+    gradient = jax.jit(jax.grad(lambda v, x: jnp.mean(model.apply(v, x) ** 2)))
+    counts, seen = [], []
+    for i in range(4):
+        after = gradient(variables, X * (1 + i))
+        variables = variables | {OWG: after[OWG]}
+        (values,) = after[OWG].values()
+        counts.append(int(values["step"]))
+        seen.append(float(values["held"][0]))
+    assert counts == [1, 2, 3, 4]
+    amax = float(jnp.max(jnp.abs(X)))
+    np.testing.assert_allclose(seen, [amax, amax, amax, 4 * amax])

@@ -414,3 +414,14 @@ def test_errors_name_the_argument():
         stats.scale_headroom(1.0, E2M1_ROW)
     with pytest.raises(ValueError, match="cumulative_shrinkage: eta must be a vector"):
         stats.cumulative_shrinkage(x)
+
+
+@pytest.mark.parametrize("value", [0.1, -3.3, 0.0, 1e-30])
+def test_kurtosis_of_equal_numbers_is_zero(value):
+    assert stats.kurtosis(jnp.full(1000, value, jnp.float32)) == 0
+
+
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf, -jnp.inf])
+def test_kurtosis_of_what_is_not_finite(bad):
+    x = jnp.full(3, bad, jnp.float32)
+    assert jnp.isnan(stats.kurtosis(x)) and jnp.isnan(stats.kurtosis(x.at[0].set(1)))

@@ -98,10 +98,21 @@ def test_a_schedule_changes_at_its_step(step, policy):
 
 @pytest.mark.parametrize(
     ("steps", "spans"),
-    [(3, [(FP4, 3)]), (5, [(FP4, 5)]), (8, [(FP4, 5), (FINISH, 8)])],
+    [(6, [(FP4, 5), (FINISH, 6)]), (8, [(FP4, 5), (FINISH, 8)])],
 )
 def test_spans_end_with_the_run(steps, spans):
     assert list(SCHEDULE.spans(steps)) == spans
+
+
+@pytest.mark.parametrize("steps", [3, 5])
+def test_a_phase_that_a_run_does_not_reach_raises(steps):
+    with pytest.raises(ValueError, match=f"got steps={steps} with a start at 5"):
+        SCHEDULE.spans(steps)
+
+
+def test_a_negative_step_has_no_policy():
+    with pytest.raises(ValueError, match="must not be negative, got step=-1"):
+        SCHEDULE.at(-1)
 
 
 def test_a_policy_is_a_schedule_that_never_changes():

@@ -91,7 +91,7 @@ def test_json_round_trip_of_every_part():
         recipes.Wgrad(Quantizer(E2M1, scale=Scale(UE5M3), tensor_scale=Fresh(2048.0))),
         compute="f32",
     )
-    policy = recipes.Policy(recipe, (recipes.Rule("blocks/0/*", recipes.bf16()),))
+    policy = policies.Policy(recipe, (policies.Rule("blocks/0/*", recipes.bf16()),))
     assert recipes.from_json(json.loads(json.dumps(recipes.to_json(policy)))) == policy
 
 
@@ -104,6 +104,7 @@ def test_json_round_trip_of_every_part():
         ({"type": 1}, "type must be one of .*got type=1"),
         ({"format": "E3M0"}, "format must be one of .*'E2M1'.*got format='E3M0'"),
         ({"format": []}, r"format must be one of .*'E2M1'.*got format=\[\]"),
+        ({"format": "E2M1", "x": 1}, r"format must be 'format' alone, got .*'x'"),
         ({"type": "Fresh", "targt": 448}, r"Fresh must be among \['target'\].*targt"),
         (
             {"type": "Rule", "pattern": "*"},
@@ -117,6 +118,7 @@ def test_json_round_trip_of_every_part():
         "type-number",
         "format",
         "format-list",
+        "format-field",
         "field",
         "field-missing",
     ],
@@ -124,6 +126,25 @@ def test_json_round_trip_of_every_part():
 def test_unknown_json_raises(data, message):
     with pytest.raises(ValueError, match=f"^from_json: .*{message}"):
         recipes.from_json(data)
+
+
+@pytest.mark.parametrize("value", [3 + 2j, {"a": 1}, [1], Fresh, Site, object()])
+def test_foreign_values_have_no_json(value):
+    with pytest.raises(TypeError, match="^to_json: value must be a recipe, a policy"):
+        recipes.to_json(value)
+
+
+@pytest.mark.parametrize("make", [recipes.e2m1_ref, recipes.ufp4])
+def test_a_scale_of_3_mantissa_bits_is_two_level(make):
+    quantizers = make(Scale(E4M3)).sites.values()
+    assert {q.tensor_scale for q in quantizers} == {Fresh()}
+    assert {q.tensor_scale for q in make(Scale(E8M0)).sites.values()} == {None}
+
+
+@pytest.mark.parametrize("make", [recipes.e2m1_ref, recipes.ufp4, recipes.mxfp4])
+def test_a_scale_must_be_one(make):
+    with pytest.raises(TypeError, match="scale must be Scale, got scale='E8M0'"):
+        make("E8M0")
 
 
 def test_values_are_hashable_and_compare_by_content():
@@ -142,23 +163,23 @@ def test_both_operands_of_a_gemm_have_one_rotation():
 
 POLICY_FIELDS = {
     "pattern": (
-        lambda: recipes.Rule(3, recipes.bf16()),
+        lambda: policies.Rule(3, recipes.bf16()),
         "Rule: pattern must be a str, got 3",
     ),
     "rule-recipe": (
-        lambda: recipes.Rule("*", "bf16"),
+        lambda: policies.Rule("*", "bf16"),
         "Rule: recipe must be a Recipe, got 'bf16'",
     ),
     "default": (
-        lambda: recipes.Policy(None),
+        lambda: policies.Policy(None),
         "Policy: default must be a Recipe, got None",
     ),
     "rules-list": (
-        lambda: recipes.Policy(recipes.bf16(), []),
+        lambda: policies.Policy(recipes.bf16(), []),
         r"Policy: rules must be a tuple, got \[\]",
     ),
     "rule-of-rules": (
-        lambda: recipes.Policy(recipes.bf16(), ("blocks/*",)),
+        lambda: policies.Policy(recipes.bf16(), ("blocks/*",)),
         r"Policy: rules\[0\] must be a Rule, got 'blocks/\*'",
     ),
 }
@@ -216,17 +237,19 @@ def test_presets_apply_the_recipe_of_their_name(name):
 
 def test_the_first_matching_rule_wins():
     rules = (
-        recipes.Rule("*/attention/*", recipes.ufp4()),
-        recipes.Rule("blocks/1/*", recipes.bf16()),
+        policies.Rule("*/attention/*", recipes.ufp4()),
+        policies.Rule("blocks/1/*", recipes.bf16()),
     )
-    policy = recipes.Policy(recipes.nvfp4(), rules)
+    policy = policies.Policy(recipes.nvfp4(), rules)
     assert policy.recipe("blocks/1/attention/key") == recipes.ufp4()
     assert policy.recipe("blocks/1/mlp/up") == recipes.bf16()
     assert policy.recipe("blocks/11/mlp/up") == recipes.nvfp4()
 
 
 def test_a_rule_that_matches_nothing_raises_with_the_layers_of_one_block():
-    policy = recipes.Policy(recipes.ufp4(), (recipes.Rule("block/*", recipes.bf16()),))
+    policy = policies.Policy(
+        recipes.ufp4(), (policies.Rule("block/*", recipes.bf16()),)
+    )
     layers = ("attention/query", "mlp/up")
     paths = [f"blocks/{i}/{layer}" for i in range(11) for layer in layers]
     message = (
@@ -236,16 +259,16 @@ def test_a_rule_that_matches_nothing_raises_with_the_layers_of_one_block():
     )
     with pytest.raises(ValueError, match=message):
         policy.check(path for path in paths)
-    recipes.Policy(recipes.ufp4(), (recipes.Rule("blocks/1/*", recipes.bf16()),)).check(
-        paths
-    )
+    policies.Policy(
+        recipes.ufp4(), (policies.Rule("blocks/1/*", recipes.bf16()),)
+    ).check(paths)
 
 
 def test_a_rule_behind_a_wider_one_raises():
     rules = (
-        recipes.Rule("*", recipes.ufp4()),
-        recipes.Rule("blocks/0/*", recipes.bf16()),
+        policies.Rule("*", recipes.ufp4()),
+        policies.Rule("blocks/0/*", recipes.bf16()),
     )
-    policy = recipes.Policy(recipes.ufp4(), rules)
+    policy = policies.Policy(recipes.ufp4(), rules)
     with pytest.raises(ValueError, match="first to match.*pattern='blocks/0/\\*'"):
         policy.check(["blocks/0/mlp/up", "blocks/1/mlp/up"])

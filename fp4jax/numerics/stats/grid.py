@@ -13,9 +13,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fp4jax.numerics import blocks, formats, hadamard
+from fp4jax.numerics import formats
 from fp4jax.numerics.qtensor import QTensor
 from fp4jax.numerics.stats.error import ratio
+from fp4jax.numerics.stats.split import filled, magnitudes, tiling
 
 # A float32 product misses g_max by less than this; whatever goes beyond, saturates.
 _SLACK = 1 + 2.0**-16
@@ -88,7 +89,7 @@ def nonfinite_rate(q: QTensor) -> jax.Array:
     Returns:
       Float32 scalar; 1 for a whole tensor under a tensor scale.
     """
-    return _mean(jnp.isnan(_block_scale(q)) & (_filled(q) > 0), _filled(q))
+    return _mean(jnp.isnan(_block_scale(q)) & (filled(q) > 0), filled(q))
 
 
 def bias(x: jax.Array, q: QTensor) -> jax.Array:
@@ -226,7 +227,7 @@ def scale_saturation_rate(x: jax.Array, q: QTensor) -> jax.Array:
       ValueError: an array that `q` was not made of.
     """
     t = _scaled(x, q, caller="scale_saturation_rate")
-    beyond = jnp.max(t, _tiling(q).inside) > q.quantizer.grid.max * _SLACK
+    beyond = jnp.max(t, tiling(q).inside) > q.quantizer.grid.max * _SLACK
     spec = q.quantizer.scale
     clamped = (q.scales >= spec.format.max) & spec.rounds_mantissa
     return _mean(clamped & beyond, _block_weight(q))
@@ -258,102 +259,16 @@ def scale_underflow_rate(x: jax.Array, q: QTensor) -> jax.Array:
       >>> scale_underflow_rate(x, q).item()
       0.5
     """
-    inside = _tiling(q).inside
+    inside = tiling(q).inside
     top = jnp.max(_scaled(x, q, caller="scale_underflow_rate"), inside)
     lost = (q.scales == 0) | (top < q.quantizer.grid.max / 4)
-    nonzero = jnp.max(_magnitudes(x, q, caller="scale_underflow_rate"), inside) > 0
+    nonzero = jnp.max(magnitudes(x, q, caller="scale_underflow_rate"), inside) > 0
     return _mean(nonzero & lost, _block_weight(q))
-
-
-def crest_factor(x: jax.Array, q: QTensor) -> jax.Array:
-    """Returns the crest factor of each block of an array, rotated if `q` is.
-
-    k = max |x| / sqrt(mean x^2),  1 <= k <= sqrt(B)
-
-    Args:
-      x: what `q` was quantized from.
-      q: a quantized tensor, which names the blocks.
-
-    Returns:
-      Float32, of the shape of `q.scales`; 1 for a block of zeros. The median over
-      blocks is what publications give.
-
-    Raises:
-      ValueError: an array that `q` was not made of.
-    References: INT v.s. FP, arXiv 2510.25602, section 3.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> from fp4jax.numerics import UNIFORM, Quantizer, quantize
-      >>> x = jnp.array([1.0, -1.0, 3.0, 0.0])
-      >>> crest_factor(x, quantize(x, Quantizer(UNIFORM, block=2))).tolist()
-      [1.0, 1.4142135381698608]
-    """
-    x, inside = _magnitudes(x, q, caller="crest_factor"), _tiling(q).inside
-    x = ratio(x, blocks.amax(x, inside), empty=0)  # so that no square overflows
-    filled = _filled(q)
-    mean = ratio(jnp.sum(x**2 * filled, inside), jnp.sum(filled, inside), empty=0)
-    return 1 / jnp.sqrt(jnp.where(mean == 0, 1, mean))
-
-
-def kurtosis(x: jax.Array) -> jax.Array:
-    """Returns the kurtosis of an array: how heavy its tails are.
-
-    kurt = E[(x - E[x])^4] / E[(x - E[x])^2]^2
-
-    Args:
-      x: array of any float dtype; `rotated` gives the one after a rotation.
-
-    Returns:
-      Float32 scalar; 3 for a Gaussian, and, of a constant array, 0.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> kurtosis(jnp.array([1.0, -1.0, 1.0, -1.0])).item()
-      1.0
-    """
-    x = jnp.asarray(x).astype(jnp.float32)
-    x = x - jnp.mean(x)
-    x = ratio(x, blocks.amax(x), empty=0)
-    return ratio(jnp.mean(x**4), jnp.mean(x**2) ** 2, empty=0)
-
-
-def rotated(x: jax.Array, q: QTensor) -> jax.Array:
-    """Returns what the quantizer rounded: H(x), zero-padded along its axis.
-
-    Args:
-      x: what `q` was quantized from.
-      q: a quantized tensor.
-
-    Returns:
-      Array of the shape of `q.codes`: float32 with a rotation, else the dtype of `x`.
-
-    Raises:
-      ValueError: an array that `q` was not made of.
-    """
-    return _rotated(x, q, caller="rotated")
-
-
-def _rotated(x: jax.Array, q: QTensor, *, caller: str) -> jax.Array:
-    x = jnp.asarray(x)
-    if x.shape != q.shape:
-        raise ValueError(
-            f"{caller}: x must be the array that q was quantized from, of "
-            f"shape={q.shape}, got shape={x.shape}."
-        )
-    x = blocks.pad_to_multiple(x, {q.axis: max(q.codes.shape[q.axis], 1)})
-    return x if q.signs is None else hadamard.rotate(x, q.signs, q.axis)
-
-
-def _magnitudes(x: jax.Array, q: QTensor, *, caller: str) -> jax.Array:
-    """Returns |H(x)| in float32, split into blocks."""
-    x = jnp.abs(_rotated(x, q, caller=caller).astype(jnp.float32))
-    return _tiling(q).split(x)
 
 
 def _scaled(x: jax.Array, q: QTensor, *, caller: str) -> jax.Array:
     """Returns t, split into blocks."""
-    x = _magnitudes(x, q, caller=caller)
+    x = magnitudes(x, q, caller=caller)
     if q.tensor_scale is not None:
         x = x / q.tensor_scale
     scale = _block_scale(q)
@@ -363,7 +278,7 @@ def _scaled(x: jax.Array, q: QTensor, *, caller: str) -> jax.Array:
 def _magnitude_codes(q: QTensor) -> jax.Array:
     """Returns the codes without their signs, split into blocks."""
     mask = jnp.uint8((1 << q.quantizer.grid.magnitude_bits) - 1)
-    return _tiling(q).split(q.codes & mask)
+    return tiling(q).split(q.codes & mask)
 
 
 def _rounded(q: QTensor) -> jax.Array:
@@ -379,34 +294,18 @@ def _by_code(q: QTensor, statistic: Callable[[jax.Array], jax.Array]) -> jax.Arr
     return lax.map(lambda code: statistic(found == code), codes)
 
 
-def _tiling(q: QTensor) -> blocks.Tiling:
-    axes = (q.axis,) if q.other is None else (q.axis, q.other)
-    return blocks.Tiling(q.codes.shape, dict.fromkeys(axes, q.quantizer.block_size))
-
-
 def _block_scale(q: QTensor) -> jax.Array:
-    return lax.expand_dims(q.scales, _tiling(q).inside)
-
-
-def _filled(q: QTensor) -> jax.Array:
-    """Returns 1 for elements of the array and 0 for what fills blocks up, split.
-
-    A rotation fills the last of its runs with elements that count.
-    """
-    run = 1 if q.quantizer.rotation is None else q.quantizer.rotation.size
-    size = q.shape[q.axis] + -q.shape[q.axis] % run
-    position = lax.broadcasted_iota(jnp.int32, q.codes.shape, q.axis)
-    return _tiling(q).split((position < size).astype(jnp.float32))
+    return lax.expand_dims(q.scales, tiling(q).inside)
 
 
 def _weight(q: QTensor) -> jax.Array:
     """Returns `_filled`, but NaN throughout a block that is."""
-    return jnp.where(jnp.isnan(_block_scale(q)), jnp.nan, _filled(q))
+    return jnp.where(jnp.isnan(_block_scale(q)), jnp.nan, filled(q))
 
 
 def _block_weight(q: QTensor) -> jax.Array:
     """Returns 1 for a block with an element, 0 without, NaN for one that is NaN."""
-    holds = jnp.max(_filled(q), _tiling(q).inside)
+    holds = jnp.max(filled(q), tiling(q).inside)
     return jnp.where(jnp.isnan(q.scales), jnp.nan, holds)
 
 

@@ -8,8 +8,8 @@ from flax import linen as nn
 from flax.training.train_state import TrainState
 
 import fp4jax.linen
+from experiments.user_models import gpt2_linen, gpt2_nnx, vit_linen, vit_nnx
 from fp4jax.recipes import Recipe
-from tests.user_models import gpt2_linen, gpt2_nnx, vit_linen, vit_nnx
 
 MODELS = {
     "gpt2": (gpt2_linen.GPT2, gpt2_nnx.batch),

@@ -21,7 +21,7 @@ class Block(nn.Module):
         self.mlp = MLP(self.dot_general_cls)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        x = x + self.attention(self.norm1(x))
+        x = x + self.attention(self.norm1(x))  # pyrefly: ignore[unsupported-operation]
         return x + self.mlp(self.norm2(x))
 
 

@@ -36,7 +36,8 @@ class Block(nn.Module):
             out_dot_general_cls=self.dot_general_cls,
             name="attention",
         )
-        x = x + attention(nn.LayerNorm(name="norm1")(x), mask=mask)
+        norm = nn.LayerNorm(name="norm1")
+        x = x + attention(norm(x), mask=mask)  # pyrefly: ignore[unsupported-operation]
         mlp = MLP(x.shape[-1], self.dot_general_cls, name="mlp")
         return x + mlp(nn.LayerNorm(name="norm2")(x)), None
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from experiments.user_models.train_nnx import MODELS, build, losses
 from fp4jax import recipes
-from tests.user_models.train_nnx import MODELS, build, losses
 
 RECIPES = {"ufp4": recipes.ufp4(), "ue5m3": recipes.ue5m3(every=2)}
 train = functools.partial(losses, steps=4)

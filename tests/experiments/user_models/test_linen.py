@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from flax import serialization
 
-from fp4jax import recipes
-from tests.user_models.train_linen import (
+from experiments.user_models.train_linen import (
     INJECTIONS,
     MODELS,
     OPTIMIZER,
@@ -19,6 +18,7 @@ from tests.user_models.train_linen import (
     losses,
     train_step,
 )
+from fp4jax import recipes
 
 RECIPES = {"ufp4": recipes.ufp4(), "ue5m3": recipes.ue5m3(every=2)}
 train = functools.partial(losses, steps=4)

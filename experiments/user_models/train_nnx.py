@@ -4,8 +4,8 @@ import optax
 from flax import nnx
 
 import fp4jax.nnx
+from experiments.user_models import gpt2_nnx, vit_nnx
 from fp4jax.recipes import Recipe
-from tests.user_models import gpt2_nnx, vit_nnx
 
 MODELS = {"gpt2": (gpt2_nnx.GPT2, gpt2_nnx.batch), "vit": (vit_nnx.ViT, vit_nnx.batch)}
 INJECTIONS = ("none", "quantize_model", "dot_general")
@@ -21,6 +21,7 @@ def build(name: str, recipe: Recipe | None, injection: str) -> nnx.Module:
     make, rngs = MODELS[name][0], nnx.Rngs(params=0, quant=1)
     if injection == "none":
         return make(rngs=rngs)
+    assert recipe is not None
     if injection == "dot_general":
         by_hand = lambda rngs: fp4jax.nnx.DotGeneral(recipe, rngs=rngs)
         model = make(dot_general=by_hand, rngs=rngs)
