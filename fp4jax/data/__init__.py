@@ -9,4 +9,6 @@ from fp4jax.data.corpus import Documents as Documents
 from fp4jax.data.corpus import Domain as Domain
 from fp4jax.data.corpus import decided_by_source as decided_by_source
 from fp4jax.data.corpus import load_corpus as load_corpus
+from fp4jax.data.corpus import write_corpus as write_corpus
 from fp4jax.data.packing import Batch as Batch
+from fp4jax.data.tokenization import Progress as Progress

@@ -18,6 +18,7 @@ from fp4jax.data.config import DataConfig
 from fp4jax.data.mixture import DomainSource
 from fp4jax.data.shards import ShardedTokens
 from fp4jax.data.splits import Survey
+from fp4jax.data.tokenization import Progress, quiet
 from fp4jax.data.tokenizers import Tokenizer, load_tokenizer
 
 _CACHE_FORMAT = 2  # raise it whenever equal inputs would give other tokens
@@ -119,6 +120,45 @@ def load_corpus(config: DataConfig) -> Corpus:
             _logger().warning("%s is made anew: %s", folder, error)
             shutil.rmtree(folder, ignore_errors=True)
     return open_corpus(_make(config, surveys, folder))
+
+
+def write_corpus(
+    config: DataConfig,
+    folder: Path,
+    *,
+    progress: Progress = quiet,
+    shard_tokens: int = shards.SHARD_TOKENS,
+) -> dict[str, Any]:
+    """Tokenizes `config.source` into a folder, whole or not at all.
+
+    Args:
+      config: says what to read, how to split and how to tokenize it.
+      folder: must not exist, or be empty.
+      progress: called as (what, documents done, of how many or None).
+      shard_tokens: the most in one shard, unless a document alone has more.
+
+    Returns:
+      The index of the folder.
+
+    Raises:
+      ValueError: text that cannot be read, or that is tokenized already.
+      OSError: the folder cannot be written.
+    """
+    if is_tokenized(config.source):
+        raise ValueError(
+            f"write_corpus: source must be text, got {config.source!r}, which is "
+            "tokenized already. Train on it as it is."
+        )
+    surveys = tokenization.survey_domains(config, progress=progress)
+
+    def write(partial: Path) -> None:
+        tokenization.write_tokens(
+            config, surveys, partial, progress=progress, shard_tokens=shard_tokens
+        )
+        open_corpus(partial)  # raises if there is nothing to predict
+
+    tokenization.write_whole(folder, write)
+    return shards.read_index(folder)
 
 
 def open_corpus(folder: Path) -> Corpus:

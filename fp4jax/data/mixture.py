@@ -54,7 +54,7 @@ def domain_sources(config: DataConfig) -> tuple[DomainSource, ...]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise _wrong(path, f"a JSON file, got {error}") from error
+        raise _wrong(path, f"readable JSON, got: {error}") from error
     if not isinstance(value, dict) or not isinstance(value.get("domains"), list):
         raise _wrong(path, 'an object {"domains": [...]}')
     domains = tuple(_domain(path, fields) for fields in value["domains"])
@@ -74,7 +74,7 @@ def _domain(path: Path, fields: Any) -> DomainSource:
             raise _wrong(path, f"a {name} of another type, got {value!r}")
     domain = DomainSource(**fields)
     if not _NAME.fullmatch(domain.name):
-        raise _wrong(path, f"names of letters, digits, _ and -, got {domain.name!r}")
+        raise _wrong(path, f"names of letters, digits, _ - and ., got {domain.name!r}")
     if not (domain.weight > 0 and math.isfinite(domain.weight)):
         raise _wrong(path, f"positive weights, got {domain.weight} of {domain.name}")
     if domain.source == "stdlib" or domain.source.startswith(HF):

@@ -12,6 +12,7 @@ from typing import Any, BinaryIO
 
 HF = "hf:"
 _ROWS = 1024  # of a Parquet file, read at once
+_COMPRESSED = 2**16  # bytes of a zstd file, read at once
 
 
 def read_jsonl(path: Path, field: str) -> Iterator[str]:
@@ -45,18 +46,12 @@ def read_array_record(path: Path, field: str) -> Iterator[str]:
     module = _import("array_record.python.array_record_module", package="array-record")
     try:
         reader = module.ArrayRecordReader(str(path))
+        for index in range(reader.num_records()):
+            (record,) = reader.read([index])
+            yield _text(record, field, where=f"record {index} of {str(path)!r}")
+        reader.close()  # raises if the file was not whole
     except RuntimeError as error:
         raise _unreadable(path, error) from error
-    try:
-        for index in range(reader.num_records()):
-            where = f"record {index} of {str(path)!r}"
-            try:
-                record = reader.read([index])[0]
-            except (RuntimeError, IndexError) as error:
-                raise _unreadable(path, error) from error
-            yield _text(record, field, where=where)
-    finally:
-        reader.close()
 
 
 def read_hf(source: str, field: str) -> Iterator[tuple[str, str]]:
@@ -94,30 +89,44 @@ def _open(path: Path) -> BinaryIO:
         return gzip.open(path, "rb")  # pyrefly: ignore[bad-return]
     if path.suffix == ".zst":
         zstandard = _import("zstandard", package="zstandard")
-        stream = zstandard.ZstdDecompressor().stream_reader(
-            path.open("rb"), read_across_frames=True, closefd=True
-        )
-        return io.BufferedReader(_ZstdErrors(stream, zstandard.ZstdError))
+        return io.BufferedReader(_Zstd(path.open("rb"), zstandard))
     return path.open("rb")
 
 
-class _ZstdErrors(io.RawIOBase):
-    """A stream of zstandard whose errors are OSError, as those of other streams."""
+class _Zstd(io.RawIOBase):
+    """The bytes of a zstd file of one frame or several; raises if the last is cut."""
 
-    def __init__(self, stream: Any, error: type[Exception]):
-        self._stream, self._error = stream, error
+    def __init__(self, file: BinaryIO, zstandard: ModuleType):
+        self._file, self._zstandard = file, zstandard
+        self._frame, self._compressed, self._bytes = None, b"", memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any, /) -> int:
+        while not self._bytes:
+            self._compressed = self._compressed or self._file.read(_COMPRESSED)
+            if not self._compressed:
+                if self._frame is not None:
+                    raise EOFError("the last frame is not whole")
+                return 0
+            self._decompress()
+        size = min(len(buffer), len(self._bytes))
+        buffer[:size], self._bytes = self._bytes[:size], self._bytes[size:]
+        return size
+
+    def _decompress(self) -> None:
+        decompressor = self._zstandard.ZstdDecompressor()
+        frame = self._frame or decompressor.decompressobj()
         try:
-            return self._stream.readinto(buffer)
-        except self._error as error:
+            self._bytes = memoryview(frame.decompress(self._compressed))
+        except self._zstandard.ZstdError as error:
             raise OSError(str(error)) from error
+        self._compressed = frame.unused_data
+        self._frame = None if frame.eof else frame
 
     def close(self) -> None:
-        self._stream.close()
+        self._file.close()
         super().close()
 
 

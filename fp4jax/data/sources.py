@@ -1,11 +1,12 @@
 """Documents, one after the other: text files, records, or Python's own sources."""
 
 import hashlib
+import itertools
 import os
 import sysconfig
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from fp4jax.data import records
 
@@ -14,6 +15,7 @@ _SKIPPED = {
     *("test", "tests", "idle_test", "__pycache__"),
     *("site-packages", "dist-packages"),
 }
+_CHUNK = 2**24  # bytes of a text file, read at once
 _ENDINGS = (".txt", *records.READERS)
 
 Named = Iterator[tuple[str, str]]  # (name, text)
@@ -128,17 +130,32 @@ def _reader(path: Path) -> Callable[[Path, str], Iterator[str]] | None:
 
 def _read_text(path: Path, name: str) -> Named:
     """Yields the documents of a user's text file, which must be UTF-8."""
-    data = path.read_bytes()
-    try:
-        texts = data.decode().split(SEPARATOR)
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            "read_documents: source must hold UTF-8 text, got byte "
-            f"0x{data[error.start]:02x} at offset {error.start} of {str(path)!r}. "
-            "Convert the file to UTF-8."
-        ) from error
-    for index, text in enumerate(texts):
-        yield (f"{name}[{index}]" if len(texts) > 1 else name), text
+    with path.open("rb") as stream:
+        parts = _parts(stream)
+        first, second = next(parts), next(parts, None)
+        several = second is not None
+        parts = itertools.chain([first], [second] if several else [], parts)
+        for index, (offset, part) in enumerate(parts):
+            try:
+                text = part.decode()
+            except UnicodeDecodeError as error:
+                raise ValueError(
+                    "read_documents: source must hold UTF-8 text, got byte "
+                    f"0x{part[error.start]:02x} at offset {offset + error.start} of "
+                    f"{str(path)!r}. Convert the file to UTF-8."
+                ) from error
+            yield (f"{name}[{index}]" if several else name), text
+
+
+def _parts(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """Yields (offset, bytes) of each document of a text file, some at a time."""
+    separator, offset, rest = SEPARATOR.encode(), 0, b""
+    while chunk := stream.read(_CHUNK):
+        *parts, rest = (rest + chunk).split(separator)
+        for part in parts:
+            yield offset, part
+            offset += len(part) + len(separator)
+    yield offset, rest
 
 
 def _files(

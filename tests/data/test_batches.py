@@ -117,6 +117,7 @@ def test_a_saved_state_is_restored_exactly(corpus, steps):
     for _ in range(steps):
         next(batches)
     state = json.loads(json.dumps(batches.get_state()))
+    assert state == {"next": steps}
     expected = list(itertools.islice(batches, 7))
     batches.set_state(state)  # back in the same iterator, and on in a new one
     for restored in (batches, train_batches(corpus, CONFIG)):
@@ -140,3 +141,99 @@ def test_a_row_longer_than_the_corpus_raises(corpus):
     )
     with pytest.raises(ValueError, match=f"^train_batches: {message}"):
         train_batches(corpus, config)
+
+
+def test_start_is_a_place_in_the_sequence(corpus):
+    whole = list(itertools.islice(train_batches(corpus, CONFIG), 8))
+    for start in (0, 5):
+        batches = train_batches(corpus, CONFIG, start=start)
+        assert batches.get_state() == {"next": start}
+        for expected in whole[start:]:
+            assert_equal(next(batches), expected)
+    with pytest.raises(ValueError, match="start must be at least 0, got start=-1"):
+        train_batches(corpus, CONFIG, start=-1)
+
+
+@pytest.mark.parametrize("hosts", [2, 4])
+def test_hosts_share_a_batch(corpus, hosts):
+    def batches(shard):
+        return [
+            *itertools.islice(train_batches(corpus, CONFIG, shard=shard), 5),
+            *heldout_batches(corpus, CONFIG, shard=shard),
+        ]
+
+    parts = zip(*[batches((h, hosts)) for h in range(hosts)], strict=True)
+    for part, whole in zip(parts, batches((0, 1)), strict=True):
+        joined = {name: np.concatenate([p[name] for p in part]) for name in whole}
+        assert_equal(joined, whole)
+
+
+@pytest.mark.parametrize("shard", [(0, 3), (2, 2), (-1, 2)])
+def test_a_host_that_there_is_not_raises(corpus, shard):
+    for draw in (train_batches, heldout_batches):
+        with pytest.raises(ValueError, match="shard must be .h, H.*with batch_size=4"):
+            draw(corpus, CONFIG, shard=shard)
+
+
+@pytest.fixture(scope="module")
+def mixed(corpus):
+    """The corpus, and a domain of other tokens with a third of its weight."""
+    documents = Documents(np.uint16([*range(100, 299), END]), np.array([200]))
+    other = Domain("other", 1.0, documents, documents)
+    first = dataclasses.replace(corpus.domains[0], weight=3.0)
+    return dataclasses.replace(corpus, domains=(first, other))
+
+
+def test_domains_are_drawn_by_weight(mixed):
+    rows = [
+        row
+        for batch in itertools.islice(train_batches(mixed, CONFIG), 100)
+        for row in batch["inputs"]
+    ]
+    other = [bool(np.all((row == 0) | (row >= 100))) for row in rows]
+    assert sum(other) == 100  # 400 rows, a quarter of them
+    assert max(map(sum, zip(*[iter(other)] * 8, strict=True))) <= 3  # evenly
+
+
+def test_each_domain_keeps_its_own_order(corpus, mixed):
+    """A domain's rows come in the order in which they come alone."""
+    alone = itertools.islice(train_batches(corpus, CONFIG), 20)
+    alone = [row.tolist() for batch in alone for row in batch["inputs"]]
+    drawn = itertools.islice(train_batches(mixed, CONFIG), 20)
+    drawn = [row.tolist() for batch in drawn for row in batch["inputs"]]
+    drawn = [row for row in drawn if max(row) < 100]
+    assert drawn == alone[: len(drawn)] and len(drawn) == 60
+
+
+def test_heldout_domains_are_read_alone_or_in_turn(corpus, mixed):
+    one, other = (
+        list(heldout_batches(mixed, CONFIG, domain=name)) for name in ("text", "other")
+    )
+    for found, expected in zip(
+        heldout_batches(mixed, CONFIG), [*one, *other], strict=True
+    ):
+        assert_equal(found, expected)
+    for found, expected in zip(one, heldout_batches(corpus, CONFIG), strict=True):
+        assert_equal(found, expected)
+    with pytest.raises(
+        ValueError, match="must be one of text, other, got domain='code"
+    ):
+        heldout_batches(mixed, CONFIG, domain="code")
+
+
+def test_a_finished_iterator_starts_again(corpus):
+    batches = train_batches(corpus, CONFIG)
+    first = next(batches)
+    batches.close()
+    second = next(batches)
+    batches.set_state({"next": 0})
+    assert_equal(next(batches), first)
+    assert_equal(next(batches), second)
+
+
+def test_the_order_of_recorded_results(corpus):
+    """Results were committed that rest on this order of rows."""
+    drawn = itertools.islice(train_batches(corpus, CONFIG), 4)
+    first_tokens = [batch["inputs"][:, 0].tolist() for batch in drawn]
+    assert first_tokens[:2] == [[8, 16, 32, 40], [24, 56, 64, 48]]
+    assert first_tokens[2:] == [[0, 56, 48, 8], [64, 16, 0, 24]]

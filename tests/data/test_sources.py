@@ -4,6 +4,7 @@ import sysconfig
 
 import pytest
 
+from fp4jax.data import sources
 from fp4jax.data.sources import read_documents
 
 
@@ -58,6 +59,18 @@ def test_text_files_hold_one_document_or_several(tmp_path):
     }
     assert read(tmp_path) == list(files.items())
     assert read(tmp_path / "c.md") == [("c.md", "ignored")]
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7])
+def test_large_files_are_read_in_chunks(tmp_path, monkeypatch, chunk):
+    monkeypatch.setattr(sources, "_CHUNK", chunk)
+    texts = ["one", "\0 two\n", "", "gr\u00fc\u00df\r\n", "\0", "end"]
+    path = tmp_path / "a.txt"
+    path.write_bytes(sources.SEPARATOR.join(texts).encode())
+    assert read(path) == [(f"a.txt[{i}]", t) for i, t in enumerate(texts) if t]
+    path.write_bytes(b"one\n\0\ntwo\xff")
+    with pytest.raises(ValueError, match="byte 0xff at offset 9 of"):
+        read(path)
 
 
 @pytest.mark.parametrize(
