@@ -78,7 +78,10 @@ class Comparison:
 
         def steps_of(phase: Policy) -> tuple[Callable, Callable]:
             model.set_policy(phase)
-            return jitted(nnx.graphdef(model), config.optim, config.run.steps)
+            graph = nnx.graphdef(model)
+            return jitted(
+                graph, config.optim, config.run.steps, config.run.microbatches
+            )
 
         losses, speeds, loss, bits = [], [], math.nan, math.nan
         try:
@@ -133,8 +136,9 @@ class Comparison:
 
 @functools.lru_cache(maxsize=2)
 def jitted(
-    graph: nnx.GraphDef, optim: train.OptimConfig, steps: int
+    graph: nnx.GraphDef, optim: train.OptimConfig, steps: int, microbatches: int = 1
 ) -> tuple[Callable, Callable]:
     """Returns both steps of a phase, which compile once for all seeds of a policy."""
     optimizer = train.make_optimizer(optim, steps=steps)
-    return train.make_train_step(graph, optimizer), train.make_eval_step(graph)
+    step = train.make_train_step(graph, optimizer, microbatches=microbatches)
+    return step, train.make_eval_step(graph)

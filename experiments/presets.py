@@ -35,6 +35,8 @@ class RunConfig:
         noise from seed + k, and shares the first two with run k of the other policies.
       seed: of the first run.
       average: last steps, whose mean is the reported training loss.
+      microbatches: parts in which a batch is processed, one after another; the gradient
+        is that of the batch up to the order of sums.
       finish: what every policy but the control ends in: "none" for itself, "bf16", or
         "bf16_forward", which keeps its quantized backward pass.
       finish_fraction: of the steps, the last ones, that the finish takes.
@@ -48,11 +50,13 @@ class RunConfig:
     seeds: int = 1
     seed: int = 0
     average: int = 50
+    microbatches: int = 1
     finish: str = "none"
     finish_fraction: float = 0.18
 
     def __post_init__(self):
-        for name, least in (("steps", 1), ("seeds", 1), ("seed", 0), ("average", 1)):
+        for name in ("steps", "seeds", "seed", "average", "microbatches"):
+            least = 0 if name == "seed" else 1
             if (value := getattr(self, name)) < least:
                 raise ValueError(
                     f"RunConfig: {name} must be at least {least}, got {name}={value}."
@@ -76,6 +80,9 @@ class ExperimentConfig:
     Attributes:
       policies: names from `fp4jax.policies.PRESETS`, in the order they train: the
         reference first and the control last.
+
+    Raises:
+      ValueError: a batch that does not divide into the microbatches.
     """
 
     model: ModelConfig
@@ -83,6 +90,14 @@ class ExperimentConfig:
     optim: OptimConfig
     run: RunConfig
     policies: tuple[str, ...]
+
+    def __post_init__(self):
+        if self.data.batch_size % self.run.microbatches:
+            raise ValueError(
+                "ExperimentConfig: data.batch_size must be a multiple of "
+                f"run.microbatches, got data.batch_size={self.data.batch_size}, "
+                f"run.microbatches={self.run.microbatches}."
+            )
 
 
 def resolve(

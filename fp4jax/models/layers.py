@@ -1,5 +1,6 @@
 """The layers every block is made of; parameters in float32, activations in bfloat16."""
 
+import functools
 import math
 from collections.abc import Mapping
 
@@ -18,6 +19,8 @@ from fp4jax.recipes import Recipe
 
 ACTIVATION_DTYPE = jnp.bfloat16
 LINEAR_OUTPUT = "linear_output"  # what rematerialization may save
+
+_sums = functools.partial(lax.dot_general, preferred_element_type=jnp.float32)
 
 
 def _as_they_are(arrays, /, **_):
@@ -187,12 +190,30 @@ def residual_std(config: ModelConfig) -> float:
     return 1 / math.sqrt(2 * config.num_layers)
 
 
+@jax.custom_vjp
 def _logits(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Returns the float32 sums of products of bfloat16 operands."""
-    dimension_numbers = (((x.ndim - 1,), (0,)), ((), ()))
-    return lax.dot_general(
+    """Returns the float32 sums of products of bfloat16 operands.
+
+    The gradient of the kernel stays float32: that of a bfloat16 operand is rounded, and
+    over parts of a batch once for each.
+    """
+    return _sums(
         x.astype(ACTIVATION_DTYPE),
         kernel.astype(ACTIVATION_DTYPE),
-        dimension_numbers,
-        preferred_element_type=jnp.float32,
+        (((x.ndim - 1,), (0,)), ((), ())),
     )
+
+
+def _logits_fwd(x: jax.Array, kernel: jax.Array):
+    return _logits(x, kernel), (x, kernel)
+
+
+def _logits_bwd(operands: tuple[jax.Array, jax.Array], g: jax.Array):
+    x, kernel = (operand.astype(ACTIVATION_DTYPE) for operand in operands)
+    dx = _sums(g, kernel, (((g.ndim - 1,), (1,)), ((), ())))
+    tokens = tuple(range(g.ndim - 1))
+    dkernel = _sums(x, g, ((tokens, tokens), ((), ())))
+    return dx.astype(operands[0].dtype), dkernel.astype(operands[1].dtype)
+
+
+_logits.defvjp(_logits_fwd, _logits_bwd)

@@ -4,6 +4,7 @@ from fp4jax.nnx.gemm import DotGeneral as DotGeneral
 from fp4jax.nnx.gemm import Einsum as Einsum
 from fp4jax.nnx.gemm import Gemm as Gemm
 from fp4jax.nnx.gemm import Held as Held
+from fp4jax.nnx.gemm import Microbatch as Microbatch
 from fp4jax.nnx.gemm import NoiseKey as NoiseKey
 from fp4jax.nnx.gemm import QuantStep as QuantStep
 from fp4jax.nnx.grad import value_and_grad as value_and_grad

@@ -20,6 +20,10 @@ class QuantStep(nnx.Variable):
     """The training step, which `set_step` writes; None until then."""
 
 
+class Microbatch(nnx.Variable):
+    """Which part of the step's batch is processed, or None: all of it at once."""
+
+
 class Held(nnx.Variable):
     """Amaxes of x, w and dy, float32 [*stack, 3], where the recipe holds any.
 
@@ -35,8 +39,8 @@ class Gemm(nnx.Module):
     wrote. Nothing changes in the forward pass, so `jax.jit`, `nnx.jit`, scan and remat
     give the same numbers. Without a step there is no key: evaluation needs none, and
     differentiating a recipe that draws raises, so that forgetting `set_step` does not
-    repeat noise silently. Calls of one layer within a step share their noise: give
-    micro-batches steps of their own, and layers that differ objects of their own.
+    repeat noise silently. Calls of one layer within a step share their noise: name the
+    microbatch to `set_step`, and give layers that differ objects of their own.
 
     Args:
       recipe: what to quantize.
@@ -48,6 +52,7 @@ class Gemm(nnx.Module):
         key = rngs["quant"]()
         self.key = NoiseKey(jax.random.split(key, stack) if stack else key)
         self.step = QuantStep(None)
+        self.microbatch = Microbatch(None)
         self.held = Held(None)
         self.set_recipe(recipe)
 
@@ -69,7 +74,13 @@ class Gemm(nnx.Module):
                 "the amaxes that it holds. Restore the state of a model with this "
                 "recipe, or call set_recipe to begin with new amaxes."
             )
-        return {"recipe": self.recipe, "key": key, "held": held, "step": step}
+        return {
+            "recipe": self.recipe,
+            "key": key,
+            "held": held,
+            "step": step,
+            "microbatch": self.microbatch.get_value(),
+        }
 
 
 class DotGeneral(Gemm):

@@ -10,8 +10,8 @@ from flax import nnx
 from flax.linen.fp8_ops import fp32_max_grad
 from jax import lax
 
-from fp4jax.nnx.gemm import Gemm, Held
-from fp4jax.nnx.step import is_compiling
+from fp4jax.nnx.gemm import Held
+from fp4jax.nnx.step import clear_step, is_compiling
 
 
 def value_and_grad(
@@ -61,9 +61,7 @@ def value_and_grad(
             found = holding(model, *args, **kwargs)
         else:  # arrays of the dtype that adds by maximum exist in programs only
             found = compiled(model, *args, **kwargs)
-        for _, node in nnx.iter_graph(model):
-            if isinstance(node, Gemm):
-                node.step.set_value(None)
+        clear_step(model)
         return found
 
     return wrapped

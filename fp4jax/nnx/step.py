@@ -13,7 +13,12 @@ from fp4jax.nnx.inject import layers
 _HANDED_ON = ("qkv_dot_general", "out_dot_general")
 
 
-def set_step(model: nnx.Module, step: jax.Array | int) -> None:
+def set_step(
+    model: nnx.Module,
+    step: jax.Array | int,
+    *,
+    microbatch: jax.Array | int | None = None,
+) -> None:
     """Writes the training step into every quantized layer of a model.
 
     Call it in every step, inside the compiled function, before the forward pass. Under
@@ -24,19 +29,36 @@ def set_step(model: nnx.Module, step: jax.Array | int) -> None:
       model: any module; stacked layers get one copy of the step each.
       step: integer scalar; inside a compiled function one of its arguments, or computed
         from them.
+      microbatch: integer scalar i, where the model is called on the i-th of equal parts
+        of the rows of the step's batch, so that they get the random bits which they
+        have in the whole. Layers must see the rows as the first free dimension of x,
+        and each part be whole blocks of tokens. None: the whole batch.
 
     Raises:
       ValueError: noise would repeat: `step` is a constant of the compiled function, one
         `DotGeneral` serves several layers, or the layers of a stack share a key.
-      TypeError: `step` is no integer scalar.
+      TypeError: `step` or `microbatch` is no integer scalar.
     """
-    _check_step(step)
+    _check_integer("step", step)
+    _check_argument(step)
+    if microbatch is not None:
+        _check_integer("microbatch", microbatch)
     _check_owners(model)
     _check_stacks(model)
     for _, node in nnx.iter_graph(model):
         if isinstance(node, Gemm):
             shape = node.key.get_value().shape
-            node.step.set_value(jnp.broadcast_to(jnp.int32(step), shape))
+            fill = lambda value, shape=shape: jnp.broadcast_to(jnp.int32(value), shape)
+            node.step.set_value(fill(step))
+            node.microbatch.set_value(None if microbatch is None else fill(microbatch))
+
+
+def clear_step(model: nnx.Module) -> None:
+    """Takes back what `set_step` wrote."""
+    for _, node in nnx.iter_graph(model):
+        if isinstance(node, Gemm):
+            node.step.set_value(None)
+            node.microbatch.set_value(None)
 
 
 def is_compiling() -> bool:
@@ -44,13 +66,16 @@ def is_compiling() -> bool:
     return isinstance(jnp.zeros(()), jax.core.Tracer)
 
 
-def _check_step(step: Any) -> None:
-    shape, dtype = jnp.shape(step), jnp.result_type(step)
+def _check_integer(name: str, value: Any) -> None:
+    shape, dtype = jnp.shape(value), jnp.result_type(value)
     if shape or not jnp.issubdtype(dtype, jnp.integer):
         raise TypeError(
-            f"set_step: step must be an integer scalar, got step={step!r} "
+            f"set_step: {name} must be an integer scalar, got {name}={value!r} "
             f"(shape={shape}, dtype={dtype})."
         )
+
+
+def _check_argument(step: Any) -> None:
     if is_compiling() and not isinstance(step, jax.core.Tracer):
         raise ValueError(
             "set_step: step must be an argument of the compiled function, or every "

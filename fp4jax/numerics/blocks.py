@@ -86,7 +86,9 @@ def amax(x: jax.Array, axes: tuple[int, ...] | None = None) -> jax.Array:
     return exact.float_of(largest)
 
 
-def positions(tiling: Tiling, axis: int) -> tuple[jax.Array, jax.Array]:
+def positions(
+    tiling: Tiling, axis: int, start: tuple[jax.Array, jax.Array] | None = None
+) -> tuple[jax.Array, jax.Array]:
     """Returns row and column of every element of an array seen as [free, contraction].
 
     The row is the row-major index over all axes but the contraction axis, counted
@@ -95,6 +97,8 @@ def positions(tiling: Tiling, axis: int) -> tuple[jax.Array, jax.Array]:
     Args:
       tiling: of the array.
       axis: the contraction axis.
+      start: uint32 row and column of the first element, in an array that has this one
+        as a part; None is (0, 0).
 
     Returns:
       (row, column), uint32 arrays that broadcast to `tiling.padded`.
@@ -119,4 +123,5 @@ def positions(tiling: Tiling, axis: int) -> tuple[jax.Array, jax.Array]:
     for dim in reversed(free):
         row = row + index(dim) * jnp.uint32(stride % 2**32)
         stride *= shape[dim]
-    return row, index(axis)
+    column = index(axis)
+    return (row, column) if start is None else (row + start[0], column + start[1])

@@ -65,15 +65,20 @@ def quantize_blocks(
     other: int | None = None,
     key: jax.Array | None = None,
     amax: jax.Array | None = None,
+    start: tuple[jax.Array, jax.Array] | None = None,
     site: Site = Site.FPROP_X,
 ) -> Blocks:
-    """Rotates, scales and rounds `x` in blocks along `axis`; see `quantize`."""
+    """Rotates, scales and rounds `x` in blocks along `axis`; see `quantize`.
+
+    Where `x` is a part of an array, `start` says at which row and column of it, and `x`
+    gets the random bits that it has there; it begins with a block.
+    """
     _check(x, quantizer, key=key, amax=amax)
     axis, other = _checked_axes(x, quantizer, axis=axis, other=other)
     padded = _padded_shape(x.shape, quantizer, axis)
     tiling = _tiling(padded, quantizer, axis=axis, other=other)
     arrays = fp4_quantize(
-        x, key, amax, quantizer=quantizer, axis=axis, other=other, site=site
+        x, key, amax, start, quantizer=quantizer, axis=axis, other=other, site=site
     )
     return Blocks(*arrays, tiling=tiling, axis=axis)
 
@@ -84,6 +89,7 @@ def fp4_quantize(
     x: jax.Array,
     key: jax.Array | None,
     amax: jax.Array | None,
+    start: tuple[jax.Array, jax.Array] | None,
     *,
     quantizer: Quantizer,
     axis: int,
@@ -117,12 +123,14 @@ def fp4_quantize(
     assert key is not None
     words = random_bits.key_words(key, site.rounding_stream)
     if quantizer.is_stochastic:
-        bits = random_bits.uniform16(words, *blocks.positions(tiling, axis))
+        bits = random_bits.uniform16(words, *blocks.positions(tiling, axis, start))
         values = _signed(t, quantizer.grid, tiling.split(bits))
         return values, scale, tensor_scale, signs
     assert isinstance(quantizer.rounding, MSEden)
     values = _signed(t, quantizer.grid)
-    of_blocks = blocks.positions(blocks.Tiling(scale.shape, {}), axis)
+    if start is not None:
+        start = start[0], start[1] // quantizer.block_size
+    of_blocks = blocks.positions(blocks.Tiling(scale.shape, {}), axis, start)
     scale = eden.corrected_scales(
         scale,
         t,

@@ -12,6 +12,7 @@ from fp4jax.ops import native
 from fp4jax.ops.dims import DimensionNumbers, Dims
 from fp4jax.ops.gemms import Amaxes, Gemms
 from fp4jax.ops.held import sample
+from fp4jax.ops.noise import Noise, check_microbatch
 from fp4jax.ops.residuals import PackedOperand
 from fp4jax.recipes import Recipe
 
@@ -31,6 +32,7 @@ def dot_general(
     weight: Literal["lhs", "rhs"] = "rhs",
     held: jax.Array | None = None,
     step: jax.Array | int | None = None,
+    microbatch: jax.Array | int | None = None,
     packed: PackedOperand | None = None,
 ) -> jax.Array:
     """Computes a `lax.dot_general` whose forward and backward operands are quantized.
@@ -65,6 +67,9 @@ def dot_general(
         it only. Uses of one state add their cotangents, unless it is in Flax's dtype
         `fp32_max_grad`, which takes their maximum. None takes all amaxes of the tensor.
       step: int32 scalar, the training step, on which held amaxes are sampled.
+      microbatch: integer scalar i: this call's m tokens, the free dimensions of x, are
+        rows i m to (i + 1) m of a larger batch, and get the random bits that they have
+        there. m must be whole blocks. Amaxes remain those of the call.
       packed: from `pack_x`, for recipes of packed residuals: one copy of what the
         backward pass needs of x, for all layers that take the same x.
 
@@ -73,7 +78,7 @@ def dot_general(
 
     Raises:
       ValueError: a recipe that draws, without a key; several keys; a bad `weight`;
-        `held`, `step` or `packed` that do not fit the recipe.
+        `held`, `step`, `microbatch` or `packed` that do not fit the recipe.
       TypeError: operands that are not float, or whose dimensions do not match; a key
         that is none, or of another implementation than Threefry.
       NotImplementedError: a second derivative.
@@ -122,13 +127,19 @@ def dot_general(
         lhs=jax.typeof(lhs),
         rhs=jax.typeof(rhs),
     )
-    _check_packed(gemms, packed, rhs if weight == "lhs" else lhs, key)
+    check_microbatch(microbatch, recipe, tokens=gemms.tokens, batch=gemms.batch)
+    noise = Noise.of(key, microbatch, tokens=gemms.tokens)
+    _check_packed(gemms, packed, rhs if weight == "lhs" else lhs, noise)
     step = None if step is None else jnp.asarray(step, jnp.int32)
-    return fp4_dot(gemms, lhs, rhs, key, held, step, packed)
+    return fp4_dot(gemms, lhs, rhs, noise, held, step, packed)
 
 
 def pack_x(
-    x: jax.Array, *, recipe: Recipe, key: jax.Array | None = None
+    x: jax.Array,
+    *,
+    recipe: Recipe,
+    key: jax.Array | None = None,
+    microbatch: jax.Array | int | None = None,
 ) -> PackedOperand:
     """Packs what the backward pass of a linear layer needs of its input.
 
@@ -139,6 +150,7 @@ def pack_x(
       x: [*m, k], of products that contract its last axis.
       recipe: of packed residuals.
       key: of recipes whose packed x draws; layers then have the noise in common.
+      microbatch: as for `dot_general`.
 
     Raises:
       ValueError: a recipe whose residuals are not packed, or whose x has a held amax,
@@ -169,7 +181,9 @@ def pack_x(
         lhs=aval,
         rhs=aval,
     )
-    return gemms.pack(x, key, _NO_AMAXES)
+    check_microbatch(microbatch, recipe, tokens=gemms.tokens, batch=0)
+    noise = Noise.of(key, microbatch, tokens=gemms.tokens)
+    return gemms.pack(x, noise, _NO_AMAXES)
 
 
 def _check(
@@ -218,7 +232,7 @@ def _check_held(recipe: Recipe, held: Any, step: Any) -> None:
         raise ValueError(f"dot_general: step must be one integer, got step={step!r}.")
 
 
-def _check_packed(gemms: Gemms, packed: Any, x: jax.Array, key: Any) -> None:
+def _check_packed(gemms: Gemms, packed: Any, x: jax.Array, noise: Noise) -> None:
     if packed is None:
         return
     if gemms.recipe.residuals != "packed":
@@ -226,7 +240,7 @@ def _check_packed(gemms: Gemms, packed: Any, x: jax.Array, key: Any) -> None:
             "dot_general: packed must be None unless the recipe's residuals are "
             f"'packed', got residuals={gemms.recipe.residuals!r}."
         )
-    expected = jax.eval_shape(lambda: gemms.pack(x, key, _NO_AMAXES))
+    expected = jax.eval_shape(lambda: gemms.pack(x, noise, _NO_AMAXES))
     if jax.tree.structure(packed) != jax.tree.structure(expected):
         raise ValueError(
             "dot_general: packed must be what pack_x makes of this x and recipe, got "
@@ -235,34 +249,34 @@ def _check_packed(gemms: Gemms, packed: Any, x: jax.Array, key: Any) -> None:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def fp4_dot(gemms: Gemms, lhs, rhs, key, held, step, packed) -> jax.Array:
+def fp4_dot(gemms: Gemms, lhs, rhs, noise, held, step, packed) -> jax.Array:
     """Computes `dot_general` on canonical operands; programs name it so."""
     del step, packed  # a pass that is not differentiated samples nothing, saves nothing
-    return gemms.forward(lhs, rhs, key, _amaxes(gemms, lhs, rhs, held, None))
+    return gemms.forward(lhs, rhs, noise, _amaxes(gemms, lhs, rhs, held, None))
 
 
-def _fp4_dot_fwd(gemms: Gemms, lhs, rhs, key, held, step, packed):
-    if key is None and gemms.recipe.draws():
+def _fp4_dot_fwd(gemms: Gemms, lhs, rhs, noise, held, step, packed):
+    if noise.key is None and gemms.recipe.draws():
         raise ValueError(_NO_KEY.format("to differentiate"))
     lhs, rhs = _first_order_only(lhs), _first_order_only(rhs)
     amaxes = _amaxes(gemms, lhs, rhs, held, step)
-    y = gemms.forward(lhs, rhs, key, amaxes)
+    y = gemms.forward(lhs, rhs, noise, amaxes)
     if gemms.recipe.residuals == "packed":
         x = lhs if gemms.x_position == "lhs" else rhs
-        packed = gemms.pack(x, key, amaxes) if packed is None else packed
+        packed = gemms.pack(x, noise, amaxes) if packed is None else packed
         lhs, rhs = (packed, rhs) if gemms.x_position == "lhs" else (lhs, packed)
-    return y, (lhs, rhs, key, held, step, amaxes)
+    return y, (lhs, rhs, noise, held, step, amaxes)
 
 
 def _fp4_dot_bwd(gemms: Gemms, residuals, g: jax.Array):
-    lhs, rhs, key, held, step, (x_amax, w_amax, _) = residuals
+    lhs, rhs, noise, held, step, (x_amax, w_amax, _) = residuals
     g = _first_order_only(g)
     lhs, rhs = (
         x if isinstance(x, PackedOperand) else _first_order_only(x) for x in (lhs, rhs)
     )
     dy_amax = _amax(gemms, 2, g, held, step)
     amaxes = (x_amax, w_amax, dy_amax)
-    dlhs, drhs = gemms.backward(lhs, rhs, g, key, amaxes)
+    dlhs, drhs = gemms.backward(lhs, rhs, g, noise, amaxes)
     return dlhs, drhs, None, _new_state(held, amaxes), None, None
 
 

@@ -30,6 +30,7 @@ def einsum(
     weight: Literal["lhs", "rhs"] = "rhs",
     held: jax.Array | None = None,
     step: jax.Array | int | None = None,
+    microbatch: jax.Array | int | None = None,
 ) -> jax.Array:
     """Computes a two-operand `jnp.einsum` whose product is `fp4jax.dot_general`.
 
@@ -54,6 +55,8 @@ def einsum(
       weight: as for `fp4jax.dot_general`.
       held: as for `fp4jax.dot_general`.
       step: as for `fp4jax.dot_general`.
+      microbatch: as for `fp4jax.dot_general`; the parts divide the first label of
+        `lhs`, or where that is w of `rhs`, that only it and the result have.
 
     Returns:
       What `jnp.einsum` returns: one dimension for each label of the result.
@@ -79,6 +82,7 @@ def einsum(
         weight=weight,
         held=held,
         step=step,
+        microbatch=microbatch,
     )
     return einsum_with(dot, spec, lhs, rhs, out_sharding=out_sharding)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from typing import Any, Literal
 
 import jax
@@ -12,6 +13,7 @@ from jax.sharding import AxisType
 from fp4jax.numerics import Site, blocks
 from fp4jax.ops import native
 from fp4jax.ops.dims import flatten
+from fp4jax.ops.noise import Noise
 from fp4jax.ops.operands import Operand, make_operand
 from fp4jax.ops.residuals import PackedOperand, pack_operand, unpack_operand
 from fp4jax.recipes import Recipe
@@ -51,61 +53,68 @@ class Gemms:
     rhs: Any
 
     def forward(
-        self, lhs: jax.Array, rhs: jax.Array, key: jax.Array | None, amaxes: Amaxes
+        self, lhs: jax.Array, rhs: jax.Array, noise: Noise, amaxes: Amaxes
     ) -> jax.Array:
         """Returns y, [*batch, *m, *n]."""
         return self._multiply(
-            self._fprop_operand(lhs, "lhs", key, amaxes),
-            self._fprop_operand(rhs, "rhs", key, amaxes),
+            self._fprop_operand(lhs, "lhs", noise, amaxes),
+            self._fprop_operand(rhs, "rhs", noise, amaxes),
             dtype=self.dtype,
             out_sharding=self.out_sharding,
         )
 
-    def backward(self, lhs, rhs, g, key, amaxes: Amaxes) -> tuple[jax.Array, jax.Array]:
+    def backward(
+        self, lhs, rhs, g, noise, amaxes: Amaxes
+    ) -> tuple[jax.Array, jax.Array]:
         """Returns the cotangents of lhs and rhs, from that of the result.
 
         Args:
           lhs: the array, or where x is packed its `PackedOperand`.
           rhs: likewise.
           g: the cotangent of the result.
-          key: of the call.
+          noise: of the call.
           amaxes: of the call.
         """
-        g_dlhs, g_drhs = self._cotangents(g, key, amaxes)
+        g_dlhs, g_drhs = self._cotangents(g, noise, amaxes)
         dlhs = self._multiply(
             g_dlhs,
-            self._saved_operand(rhs, "rhs", key, amaxes),
+            self._saved_operand(rhs, "rhs", noise, amaxes),
             dtype=self.lhs.dtype,
             out_sharding=_explicit_sharding(self.lhs),
         )
         drhs = self._multiply(
-            self._saved_operand(lhs, "lhs", key, amaxes),
+            self._saved_operand(lhs, "lhs", noise, amaxes),
             g_drhs,
             dtype=self.rhs.dtype,
             out_sharding=_explicit_sharding(self.rhs),
         )
         return dlhs, drhs
 
-    def pack(
-        self, x: jax.Array, key: jax.Array | None, amaxes: Amaxes
-    ) -> PackedOperand:
+    def pack(self, x: jax.Array, noise: Noise, amaxes: Amaxes) -> PackedOperand:
         """Returns what the backward pass needs of x, in few bits."""
         site, position = self.recipe.packed_site, self.x_position
         assert site is not None
         quantizer = self.recipe.sites[site]
         if site == Site.FPROP_X:
-            operand = self._fprop_operand(x, position, key, amaxes)
+            operand = self._fprop_operand(x, position, noise, amaxes)
         else:
-            operand = self._backward_operand(x, position, key, amaxes)
+            operand = self._backward_operand(x, position, noise, amaxes)
         assert quantizer is not None
         return pack_operand(operand, quantizer)
+
+    @property
+    def tokens(self) -> int:
+        """Rows of x in each element of the batch dimensions."""
+        if self.x_position == "lhs":
+            return math.prod(self.lhs.shape[self.batch : -1])
+        return math.prod(self.rhs.shape[self.batch + 1 :])
 
     @property
     def x_position(self) -> Position:
         """Which operand is x."""
         return "lhs" if self.weight == "rhs" else "rhs"
 
-    def _operand(self, x, axis: int, site: Site, key, amaxes: Amaxes) -> Operand:
+    def _operand(self, x, axis: int, site: Site, noise, amaxes: Amaxes) -> Operand:
         """Quantizes along one contraction axis as the recipe says for a site."""
         quantizer = self.recipe.sites[site]
         holds = quantizer is not None and quantizer.holds
@@ -115,25 +124,27 @@ class Gemms:
             axis=axis,
             batch=self.batch,
             site=site,
-            key=key,
+            noise=noise,
             amax=amaxes[site.operand] if holds else None,
         )
 
-    def _fprop_operand(self, x, position: Position, key, amaxes: Amaxes) -> Operand:
+    def _fprop_operand(self, x, position: Position, noise, amaxes: Amaxes) -> Operand:
         site = Site.FPROP_W if position == self.weight else Site.FPROP_X
         axis = x.ndim - 1 if position == "lhs" else self.batch
-        return self._operand(x, axis, site, key, amaxes)
+        return self._operand(x, axis, site, noise, amaxes)
 
-    def _backward_operand(self, x, position: Position, key, amaxes: Amaxes) -> Operand:
+    def _backward_operand(
+        self, x, position: Position, noise, amaxes: Amaxes
+    ) -> Operand:
         """Quantizes lhs [*batch, m, k] along m, or rhs [*batch, k, n] along n."""
         site = Site.DGRAD_W if position == self.weight else Site.WGRAD_X
         if position == "lhs":
             x, axis = flatten(x, self.batch, x.ndim - 1), self.batch
         else:
             x, axis = flatten(x, self.batch + 1, x.ndim), self.batch + 1
-        return self._operand(x, axis, site, key, amaxes)
+        return self._operand(x, axis, site, noise, amaxes)
 
-    def _saved_operand(self, x, position: Position, key, amaxes: Amaxes) -> Operand:
+    def _saved_operand(self, x, position: Position, noise, amaxes: Amaxes) -> Operand:
         """Returns the operand of the backward pass that is not the cotangent."""
         shape = (self.lhs if position == "lhs" else self.rhs).shape
         if isinstance(x, PackedOperand):
@@ -142,10 +153,10 @@ class Gemms:
                 return operand
             x = operand.dequantized(shape)
         elif self.recipe.source == "fprop":
-            x = self._fprop_operand(x, position, key, amaxes).dequantized(shape)
-        return self._backward_operand(x, position, key, amaxes)
+            x = self._fprop_operand(x, position, noise, amaxes).dequantized(shape)
+        return self._backward_operand(x, position, noise, amaxes)
 
-    def _cotangents(self, g, key, amaxes: Amaxes) -> tuple[Operand, Operand]:
+    def _cotangents(self, g, noise, amaxes: Amaxes) -> tuple[Operand, Operand]:
         """Returns dy as the GEMM of dlhs contracts it, and as that of drhs does."""
         middle = len(self.lhs.shape) - 1
         g_n = flatten(g, middle, g.ndim)  # [*batch, *m, n]
@@ -155,13 +166,13 @@ class Gemms:
         views = {dlhs: (g_n, g_n.ndim - 1), drhs: (g_m, self.batch)}
         if not self.recipe.share_dy:
             g_dlhs, g_drhs = (
-                self._operand(view, axis, site, key, amaxes)
+                self._operand(view, axis, site, noise, amaxes)
                 for site, (view, axis) in views.items()
             )
             return g_dlhs, g_drhs
         # Squares serve either contraction: quantized once, as dgrad sees it.
         view, axis = views[Site.DGRAD_DY]
-        operand = self._operand(view, axis, Site.DGRAD_DY, key, amaxes)
+        operand = self._operand(view, axis, Site.DGRAD_DY, noise, amaxes)
         array = operand.values(_COMPUTE[self.recipe.compute])
         array = array[tuple(slice(n) for n in view.shape)]
         view, axis = views[Site.WGRAD_DY]

@@ -7,6 +7,7 @@ import jax
 from fp4jax.numerics import Quantizer, Site, exact
 from fp4jax.numerics.blockwise import Blocks, quantize_blocks
 from fp4jax.ops.dims import flatten
+from fp4jax.ops.noise import Noise
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +56,7 @@ def make_operand(
     axis: int,
     batch: int,
     site: Site,
-    key: jax.Array | None = None,
+    noise: Noise,
     amax: jax.Array | None = None,
 ) -> Operand:
     """Quantizes an array whose first `batch` axes are never blocked together.
@@ -66,7 +67,7 @@ def make_operand(
       axis: the contraction axis, not negative.
       batch: number of batch axes.
       site: which stream of the key to draw from.
-      key: of quantizers that draw.
+      noise: of the call.
       amax: float32 [], of the tensor, where it is held.
     """
     if quantizer is None:
@@ -81,7 +82,14 @@ def make_operand(
             x = flatten(x, batch, axis)
             other, contraction = batch, batch + 1
     blocks = quantize_blocks(
-        x, quantizer, axis=contraction, other=other, key=key, amax=amax, site=site
+        x,
+        quantizer,
+        axis=contraction,
+        other=other,
+        key=noise.key,
+        amax=amax,
+        start=noise.start(site) if quantizer.draws else None,
+        site=site,
     )
     shape[axis] = blocks.tiling.shape[contraction]
     return Operand(

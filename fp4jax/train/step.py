@@ -1,19 +1,20 @@
 """The jitted training and evaluation steps."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
 
-from fp4jax.nnx import Held, set_step, value_and_grad
+from fp4jax.nnx import set_step
+from fp4jax.numerics.checks import is_integer
+from fp4jax.train.accumulate import accumulate
+from fp4jax.train.losses import Batch, token_losses
 from fp4jax.train.optim import Optimizer
 from fp4jax.train.state import TrainState
 
-Batch = Mapping[str, jax.Array | np.ndarray]
 Metrics = dict[str, jax.Array]
 
 # XLA may skip the rounding of a bfloat16 value inside a fusion, and which it skips
@@ -23,24 +24,37 @@ _COMPILER_OPTIONS = {"xla_allow_excess_precision": False}
 
 
 def make_train_step(
-    graph: nnx.GraphDef, optimizer: Optimizer
+    graph: nnx.GraphDef, optimizer: Optimizer, *, microbatches: int = 1
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """Returns the jitted `step(state, batch) -> (state, metrics)`; it consumes state.
+
+    With n microbatches, activations are those of b / n rows at a time; the gradient is
+    that of the whole batch up to the order of sums, random bits included. Only the
+    amax of a whole tensor, of a recipe that takes one, is each microbatch's own.
 
     Args:
       graph: the model's, from `make_state`.
       optimizer: from `make_optimizer`.
+      microbatches: equal parts of the batch's rows, processed one after another; their
+        tokens must be whole blocks of the recipes.
 
     Returns:
       A function of a batch with `inputs`, `targets`, `segment_ids`, `positions` and
       `loss_mask`, all [b, t]. Its metrics are float32 scalars: the masked mean `loss`,
       the `grad_norm` before clipping, and the `lr` of the step.
+
+    Raises:
+      ValueError: `microbatches` is no positive integer; when called, rows that are no
+        multiple of it.
     """
+    if not is_integer(microbatches) or microbatches < 1:
+        raise ValueError(
+            "make_train_step: microbatches must be a positive integer, got "
+            f"microbatches={microbatches!r}."
+        )
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        model = nnx.merge(graph, state.params, state.held, state.rest, copy=True)
-        set_step(model, state.step)
-        loss, grads = value_and_grad(_mean_loss)(model, batch)
+        loss, grads, held = accumulate(graph, state, batch, microbatches=microbatches)
         updates, opt_state = optimizer.transform.update(
             grads, state.opt_state, state.params
         )
@@ -48,9 +62,7 @@ def make_train_step(
         # A step that went wrong must not decide the scales of those to come.
         finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
         held = jax.tree.map(
-            lambda new, old: jnp.where(finite, new, old),
-            nnx.state(model, Held),
-            state.held,
+            lambda new, old: jnp.where(finite, new, old), held, state.held
         )
         metrics = {
             "loss": loss,
@@ -83,25 +95,3 @@ def make_eval_step(graph: nnx.GraphDef) -> Callable[[TrainState, Batch], Metrics
         return {"loss_sum": loss_sum}
 
     return jax.jit(step, compiler_options=_COMPILER_OPTIONS)
-
-
-def token_losses(model: nnx.Module, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """Returns the cross entropy summed over the mask, in nats, and the mask's sum.
-
-    loss_sum = sum_i mask_i (logsumexp(logits_i) - logits_i[target_i]),  all in float32
-    """
-    logits = model(
-        batch["inputs"],
-        segment_ids=batch["segment_ids"],
-        positions=batch["positions"],
-    )
-    losses = optax.losses.softmax_cross_entropy_with_integer_labels(
-        logits, batch["targets"]
-    )
-    mask = batch["loss_mask"].astype(jnp.float32)
-    return jnp.sum(losses * mask), jnp.sum(mask)
-
-
-def _mean_loss(model: nnx.Module, batch: Batch) -> jax.Array:
-    total, weight = token_losses(model, batch)
-    return total / jnp.maximum(weight, 1)

@@ -1,0 +1,83 @@
+"""What the random numbers of a call depend on: its key, and where its tokens stand.
+
+A batch that is processed in n parts of m tokens draws what it would draw as a whole:
+the bits of token t of part i are those of row i m + t.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fp4jax.numerics import Site
+from fp4jax.recipes import Recipe
+
+_WGRAD = (Site.WGRAD_X, Site.WGRAD_DY)
+
+
+class Noise(NamedTuple):
+    """The source of a call's random numbers.
+
+    Attributes:
+      key: of the call, or None.
+      first_token: uint32 [], the index of its first token in a larger batch, or None.
+    """
+
+    key: jax.Array | None = None
+    first_token: jax.Array | None = None
+
+    @classmethod
+    def of(cls, key: Any, microbatch: Any, *, tokens: int) -> "Noise":
+        """Returns that of microbatch i, which begins at token i tokens."""
+        if microbatch is None:
+            return cls(key)
+        return cls(key, jnp.asarray(microbatch).astype(jnp.uint32) * jnp.uint32(tokens))
+
+    def start(self, site: Site) -> tuple[jax.Array, jax.Array] | None:
+        """Returns row and column, in [free, contraction], where an operand begins."""
+        if self.first_token is None or site.operand == 1:
+            return None
+        start = self.first_token, jnp.uint32(0)
+        return start[::-1] if site in _WGRAD else start
+
+
+def check_microbatch(
+    microbatch: Any, recipe: Recipe, *, tokens: int, batch: int
+) -> None:
+    """Raises ValueError where a part would not be quantized as the whole batch is.
+
+    Args:
+      microbatch: the argument of `dot_general`.
+      recipe: of the call.
+      tokens: of the call, in each element of its batch dimensions.
+      batch: number of batch dimensions.
+    """
+    if microbatch is None:
+        return
+    shape, dtype = jnp.shape(microbatch), jnp.result_type(microbatch)
+    if shape or not jnp.issubdtype(dtype, jnp.integer):
+        raise ValueError(
+            "dot_general: microbatch must be one integer, got "
+            f"microbatch={microbatch!r} (shape={shape}, dtype={dtype})."
+        )
+    sites = [site for site in Site if site.operand != 1]
+    if batch and recipe.draws(*sites):
+        raise ValueError(
+            "dot_general: microbatch must be None where a recipe draws and there are "
+            f"batch dimensions, got {batch} of them: whether these or the free ones "
+            "were divided does not show."
+        )
+    multiple = max(_token_multiple(recipe, site) for site in sites)
+    if not batch and tokens % multiple:
+        raise ValueError(
+            "dot_general: the tokens of a microbatch must be a multiple of "
+            f"{multiple}, or blocks and rotations along them differ from those of the "
+            f"whole batch, got {tokens}. Take fewer microbatches or longer rows."
+        )
+
+
+def _token_multiple(recipe: Recipe, site: Site) -> int:
+    quantizer = recipe.sites[site]
+    if quantizer is None or not (site in _WGRAD or quantizer.is_square):
+        return 1
+    return quantizer.multiple

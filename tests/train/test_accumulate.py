@@ -1,0 +1,124 @@
+"""The gradient over microbatches is the gradient of the batch."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from fp4jax import recipes
+from fp4jax.models import Transformer
+from fp4jax.policies import Policy
+from fp4jax.train import OptimConfig, make_optimizer, make_state, make_train_step
+from fp4jax.train.accumulate import accumulate
+from tests.cases import SMALL
+
+ONE_LAYER = dataclasses.replace(SMALL, num_layers=1)
+OPTIMIZER = make_optimizer(OptimConfig(lr=0.01), steps=8)
+ROWS = 4
+
+
+def make_batch(rows=ROWS):
+    rng = np.random.default_rng(0)
+    tokens = rng.integers(0, 64, (rows, 33), dtype=np.int32)
+    mask = rng.random((rows, 32)) < np.linspace(0.3, 1, rows)[:, None]
+    return {
+        "inputs": tokens[:, :-1],
+        "targets": tokens[:, 1:],
+        "segment_ids": np.ones((rows, 32), np.int32),
+        "positions": np.tile(np.arange(32, dtype=np.int32), (rows, 1)),
+        "loss_mask": mask.astype(np.float32),
+    }
+
+
+def start(recipe, config=ONE_LAYER):
+    model = Transformer(config, Policy(recipe), rngs=nnx.Rngs(0))
+    return make_state(model, OPTIMIZER.transform)
+
+
+@functools.cache
+def compiled(graph, microbatches):
+    run = functools.partial(accumulate, graph, microbatches=microbatches)
+    return jax.jit(run, compiler_options={"xla_allow_excess_precision": False})
+
+
+def gradients(graph, state, microbatches):
+    return compiled(graph, microbatches)(state, make_batch())
+
+
+def distance(tree, other):
+    """Returns the largest relative distance of two arrays of two trees."""
+    return max(
+        float(jnp.linalg.norm(a - b) / jnp.linalg.norm(a))
+        for a, b in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True)
+    )
+
+
+# Equal terms, summed in another order, may round to the next bfloat16 on the way from
+# one layer to another: 2^-8 of an element at most. Other random bits of one operand
+# change half of its elements by a step of the grid, a third of the largest.
+CLOSE = 2**-8
+
+
+@pytest.mark.parametrize("name", ["bf16", "ti2d", "ufp4"])
+def test_gradients_are_those_of_the_whole_batch(name):
+    graph, state = start(getattr(recipes, name)())
+    loss, grads, _ = gradients(graph, state, 1)
+    parts_loss, parts_grads, _ = gradients(graph, state, 4)
+    assert float(parts_loss) == pytest.approx(float(loss), rel=1e-6)
+    assert distance(grads, parts_grads) < CLOSE
+    assert {g.dtype for g in jax.tree.leaves(parts_grads)} == {jnp.dtype("float32")}
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_rematerialization_draws_the_bits_of_the_part(remat):
+    graph, state = start(recipes.ti2d(), dataclasses.replace(ONE_LAYER, remat=remat))
+    _, parts_grads, _ = gradients(graph, state, 4)
+    graph, state = start(recipes.ti2d())
+    assert distance(gradients(graph, state, 1)[1], parts_grads) < CLOSE
+
+
+def test_held_amaxes_serve_all_parts_and_are_the_largest_of_theirs():
+    graph, state = start(recipes.ue5m3(every=2))
+    _, _, seen = gradients(graph, state, 1)
+    _, _, of_parts = gradients(graph, state, 4)
+    for whole, parts in zip(
+        jax.tree.leaves(seen), jax.tree.leaves(of_parts), strict=True
+    ):
+        # x and w of the whole, within what the parts' own amaxes change upstream.
+        np.testing.assert_allclose(parts[:, :2], whole[:, :2], rtol=0.25)
+        np.testing.assert_array_equal(parts[:, 1], whole[:, 1])
+    state = dataclasses.replace(state, held=seen, step=jnp.int32(1))
+    _, grads, held = gradients(graph, state, 1)
+    _, parts_grads, parts_held = gradients(graph, state, 4)
+    assert distance(grads, parts_grads) < CLOSE
+    assert distance(held, parts_held) == distance(held, seen) == 0
+
+
+def test_one_step_is_that_of_the_batch():
+    graph, _ = start(recipes.bf16())
+    results = []
+    for microbatches in (1, 2):
+        step = make_train_step(graph, OPTIMIZER, microbatches=microbatches)
+        state, metrics = step(start(recipes.bf16())[1], make_batch())
+        assert int(state.step) == 1
+        results.append(metrics)
+    for name, value in results[0].items():
+        assert float(results[1][name]) == pytest.approx(float(value), rel=1e-5)
+
+
+@pytest.mark.parametrize("microbatches", [0, -1, 1.5, True])
+def test_a_bad_number_raises(microbatches):
+    graph, _ = start(recipes.bf16())
+    with pytest.raises(ValueError, match="microbatches must be a positive integer"):
+        make_train_step(graph, OPTIMIZER, microbatches=microbatches)
+
+
+def test_rows_that_do_not_divide_raise():
+    graph, state = start(recipes.bf16())
+    step = make_train_step(graph, OPTIMIZER, microbatches=3)
+    with pytest.raises(ValueError, match="multiple of microbatches, got 4 rows and"):
+        step(state, make_batch())
