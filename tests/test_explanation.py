@@ -30,6 +30,7 @@ RECIPES |= {
     f"{name}_packed": dataclasses.replace(RECIPES[name], residuals="packed")
     for name in ("quartet2", "ti2d", "ufp4")
 }
+UFP4 = RECIPES["ufp4"]
 
 
 class Small(nnx.Module):
@@ -132,6 +133,120 @@ def test_a_linen_model():
     assert [matmul.reachable for matmul in table.matmuls[6:]] == [False, False]
 
 
+class Direct(nnx.Module):
+    """A quantized product that no layer owns, beside a layer."""
+
+    def __init__(self, *, rngs):
+        self.w = nnx.Param(jnp.ones((32, 16)))
+        self.linear = nnx.Linear(16, 8, rngs=rngs)
+
+    def __call__(self, x):
+        y = fp4jax.einsum("kn,mk->nm", self.w[...], x, weight="lhs", recipe=UFP4)
+        return self.linear(y.T)
+
+
+def test_a_quantized_product_of_no_layer():
+    model = Direct(rngs=nnx.Rngs(0))
+    layer, direct = explain(model, jnp.ones((4, 32))).matmuls
+    assert (layer.path, layer.recipe) == ("linear", None)
+    assert direct.path == "(Direct.__call__, test_explanation.py)"
+    assert not direct.reachable
+    assert (direct.recipe, direct.sizes) == (UFP4, (1, 4, 32, 16))
+
+
+@pytest.mark.parametrize("recipe", [None, UFP4], ids=["plain", "ufp4"])
+def test_a_layer_that_makes_its_product(recipe):
+    dot = lambda: fp4jax.nnx.DotGeneral(recipe, rngs=nnx.Rngs(1))
+    cls = dot if recipe else lambda: jax.lax.dot_general
+    layer = nnx.LinearGeneral(32, 8, dot_general_cls=cls, rngs=nnx.Rngs(0))
+    (matmul,) = explain(nnx.Sequential(layer), jnp.ones((4, 32))).matmuls
+    assert (matmul.path, matmul.recipe) == ("layers/0", recipe)
+    assert matmul.sizes == (1, 4, 32, 8)
+
+
+class Deaf(nnx.Linear):
+    """A linear layer that does not multiply as its parent does."""
+
+    def __call__(self, x):
+        return x @ self.kernel[...]
+
+
+def test_a_layer_that_the_program_does_not_call():
+    model = nnx.Sequential(
+        Deaf(32, 16, rngs=nnx.Rngs(0)), nnx.Linear(16, 8, rngs=nnx.Rngs(0))
+    )
+    fp4jax.nnx.quantize_model(model, UFP4, rngs=nnx.Rngs(1))
+    table = explain(model, jnp.ones((4, 32)))
+    heard, product, deaf = table.matmuls
+    assert heard.path == "layers/1" and heard.is_called and heard.quantizations == 6
+    assert not product.reachable and product.recipe is None
+    assert deaf.path == "layers/0" and not deaf.is_called and deaf.quantizations == 0
+    assert table.quantizations == 6
+    assert "no effect: not called" in str(table)
+
+
+class Scanned(nn.Module):
+    """Two layers of Linen under one path."""
+
+    @nn.compact
+    def __call__(self, x):
+        block = nn.scan(
+            nn.remat(LinenBlock, prevent_cse=False),
+            variable_axes={"params": 0},
+            split_rngs={"params": True, "quant": True},
+            length=2,
+        )
+        return block(name="blocks")(x)[0]
+
+
+class LinenBlock(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Einsum((32, 32), "btd,de->bte")(nn.Dense(32)(x)), None
+
+
+@pytest.mark.parametrize("recipe", [None, UFP4], ids=["plain", "ufp4"])
+def test_a_linen_scan_counts_once(recipe):
+    model = Scanned() if recipe is None else quantize(Scanned(), recipe)
+    table = explain(model, jnp.ones((2, 9, 32)))
+    paths = ["blocks/Dense_0", "blocks/Einsum_0"]
+    assert [matmul.path for matmul in table.matmuls] == paths
+    assert {matmul.stack for matmul in table.matmuls} == {(2,)}
+    assert {matmul.sizes for matmul in table.matmuls} == {(1, 18, 32, 32)}
+    assert table.quantizations == (0 if recipe is None else 12)
+
+
+@pytest.mark.parametrize("recipe", [None, UFP4], ids=["plain", "ufp4"])
+def test_batch_dimensions_of_a_linen_layer(recipe):
+    model = nn.DenseGeneral(8, batch_dims=(0,), use_bias=False)
+    model = model if recipe is None else quantize(model, recipe)
+    table = explain(model, jnp.ones((3, 16, 32)))
+    (matmul,) = table.matmuls
+    assert (matmul.path, matmul.sizes) == ("", (3, 16, 32, 8))
+    assert "| 3 of 16 x 32 x 8 |" in str(table).replace("│", "|")
+
+
+class Mapped(nnx.Module):
+    """Stacked layers that all see one input, or each one of its own."""
+
+    def __init__(self, *, rngs):
+        make = lambda rngs: nnx.Linear(32, 64, rngs=rngs)
+        self.layers = nnx.split_rngs(splits=3)(nnx.vmap(make))(rngs)
+
+    def __call__(self, x):
+        return nnx.vmap(lambda layer, x: layer(x), in_axes=(0, None))(self.layers, x)
+
+
+@pytest.mark.parametrize("recipe", [None, UFP4], ids=["plain", "ufp4"])
+def test_stacked_layers_that_are_mapped(recipe):
+    model = Mapped(rngs=nnx.Rngs(0))
+    if recipe is not None:
+        fp4jax.nnx.quantize_model(model, recipe, rngs=nnx.Rngs(1))
+        fp4jax.nnx.set_step(model, 3)
+    (matmul,) = explain(model, jnp.ones((16, 32))).matmuls
+    assert (matmul.stack, matmul.sizes) == ((3,), (1, 16, 32, 64))
+
+
 def test_words_say_what_a_gemm_does():
     model = nnx.Linear(40, 24, rngs=nnx.Rngs(0))
     recipe = recipes.ufp4(Scale(E8M0))
@@ -148,6 +263,9 @@ def test_words_say_what_a_gemm_does():
         "Q(w): E2M1 1x16 E4M3 fresh(255.99) MS-EDEN(128) RHT128 (signs per step)"
         " zeros 24 to 128"
     )
+    half = dataclasses.replace(recipes.quartet2(), dgrad=recipes.Dgrad())
+    fp4jax.nnx.quantize_model(model, half, rngs=nnx.Rngs(1))
+    assert explain(model).matmuls[0].operands("dgrad") == ("dy: BF16", "Q(w): BF16")
     fp4jax.nnx.quantize_model(model, recipes.ti2d(), rngs=nnx.Rngs(1))
     assert explain(model).matmuls[0].operands("wgrad")[1] == "dy: that of dgrad"
 

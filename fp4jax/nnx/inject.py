@@ -67,27 +67,35 @@ class Layer:
         stack = shape[: len(shape) - len(self.shape)]
         if shape != (*stack, *self.shape):
             raise ValueError(
-                "quantize_model: axes that stack layers must be the first of a kernel, "
-                f"got shape={shape} at {self.path!r}, where one layer has {self.shape}."
+                "fp4jax: axes that stack layers must be the first of a kernel, got "
+                f"shape={shape} at {self.path!r}, where one layer has {self.shape}. "
+                "Stack them with out_axes=0."
             )
         return stack
 
-    def set_recipe(self, recipe: Recipe, *, rngs: nnx.Rngs) -> None:
-        """Quantizes the layer, or replaces the recipe of one that is.
+    def check(self) -> None:
+        """Raises unless a recipe would have an effect on the layer.
 
         Raises:
-          ValueError: the layer computes its product by a function of its own.
+          ValueError: the layer computes its product by a function of its own, or is one
+            of a stack along another axis than the first.
         """
+        name, found = self.attribute, getattr(self.module, self.attribute)
+        if getattr(self.module, "dot_general_cls", None) is not None:
+            name, found = "dot_general_cls", self.module.dot_general_cls
+        if found not in self.default and not isinstance(found, Gemm):
+            raise ValueError(
+                f"quantize_model: {name} must be Flax's default, or the recipe has no "
+                f"effect, got {found!r} at {self.path!r}. Set the layer's {name} back "
+                "first."
+            )
+        _ = self.stack
+
+    def set_recipe(self, recipe: Recipe, *, rngs: nnx.Rngs) -> None:
+        """Quantizes the layer, or replaces the recipe of one that is."""
         if self.gemm is not None:
             self.gemm.set_recipe(recipe)
             return
-        found = getattr(self.module, "dot_general_cls", None)
-        found = found or getattr(self.module, self.attribute)
-        if found not in self.default:
-            raise ValueError(
-                f"quantize_model: {self.attribute} must be Flax's default, or the "
-                f"recipe has no effect, got {found!r} at {self.path!r}."
-            )
         gemm = self.gemm_type(recipe, rngs=rngs, stack=self.stack)
         setattr(self.module, self.attribute, nnx.data(gemm))
 
@@ -112,7 +120,11 @@ def quantize_model(
 
     Layers stacked for a scan are recognized by the leading axes of their kernels. A
     model that is quantized already changes its recipes and keeps its keys, so one call
-    moves it to the next phase of a `Schedule`.
+    moves it to the next phase of a `Schedule`. A call that raises changes nothing.
+
+    A recipe acts where a layer multiplies by its `dot_general` or `einsum_op`. In a
+    subclass whose `__call__` does not, it has no effect: `fp4jax.explain(model, x)`
+    shows such a layer as not called.
 
     Args:
       model: any module.
@@ -123,7 +135,8 @@ def quantize_model(
     Raises:
       ValueError: a rule that matches no layer; a layer with a `dot_general`,
         `dot_general_cls` or `einsum_op` of its own; layers stacked along another axis
-        than the first; a model without linear layers.
+        than the first; layers that share a `DotGeneral` and would take different
+        recipes; a model without linear layers.
       TypeError: `policy` is neither a policy nor a recipe.
 
     Example:
@@ -149,4 +162,21 @@ def quantize_model(
         )
     policy.check(layer.path for layer in found)
     for layer in found:
+        layer.check()
+    _check_shared(found, policy)
+    for layer in found:
         layer.set_recipe(policy.recipe(layer.path), rngs=rngs)
+
+
+def _check_shared(found: list[Layer], policy: Policy) -> None:
+    """Raises where layers with one `Gemm` would get different recipes from a policy."""
+    first: dict[int, Layer] = {}
+    for layer in found:
+        other = first.setdefault(id(layer.gemm), layer)
+        if layer.gemm is None or policy.recipe(other.path) == policy.recipe(layer.path):
+            continue
+        raise ValueError(
+            "quantize_model: layers that share a DotGeneral must have one recipe, got "
+            f"different ones for {other.path!r} and {layer.path!r}. Give each its own, "
+            "or let one rule match both."
+        )

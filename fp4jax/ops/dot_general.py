@@ -13,6 +13,7 @@ from fp4jax.ops.dims import DimensionNumbers, Dims
 from fp4jax.ops.gemms import Amaxes, Gemms
 from fp4jax.ops.held import sample
 from fp4jax.ops.noise import Noise, check_microbatch
+from fp4jax.ops.observer import observed
 from fp4jax.ops.residuals import PackedOperand
 from fp4jax.recipes import Recipe
 
@@ -131,7 +132,8 @@ def dot_general(
     noise = Noise.of(key, microbatch, tokens=gemms.tokens)
     _check_packed(gemms, packed, rhs if weight == "lhs" else lhs, noise)
     step = None if step is None else jnp.asarray(step, jnp.int32)
-    return fp4_dot(gemms, lhs, rhs, noise, held, step, packed)
+    with observed(gemms):
+        return fp4_dot(gemms, lhs, rhs, noise, held, step, packed)
 
 
 def pack_x(

@@ -187,10 +187,28 @@ def custom(*args, **kwargs):
     ],
     ids=["dot_general", "dot_general_cls", "einsum_op"],
 )
-def test_a_layer_with_a_product_of_its_own_raises(make):
-    model = nnx.Sequential(make(nnx.Rngs(0)))
-    with pytest.raises(ValueError, match="Flax's default.* got .* at 'layers/0'"):
+def test_a_layer_with_a_product_of_its_own_raises(make, request):
+    plain = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
+    model = nnx.Sequential(plain, make(nnx.Rngs(0)))
+    name = request.node.callspec.id
+    message = f"{name} must be Flax's default.* at 'layers/1'. Set the layer's {name} b"
+    with pytest.raises(ValueError, match=message):
         fp4jax.nnx.quantize_model(model, UFP4, rngs=nnx.Rngs(0))
+    assert plain.dot_general is lax.dot_general  # all layers or none
+
+
+def test_layers_that_share_a_product_take_one_recipe():
+    dot = fp4jax.nnx.DotGeneral(UFP4, rngs=nnx.Rngs(0))
+    make = lambda: nnx.Linear(8, 8, dot_general=dot, rngs=nnx.Rngs(0))
+    model = nnx.Sequential(make(), make())
+    policy = Policy(recipes.bf16(), (Rule("layers/0", NVFP4),))
+    with pytest.raises(
+        ValueError, match="share a DotGeneral .*'layers/0' and 'layers/1"
+    ):
+        fp4jax.nnx.quantize_model(model, policy, rngs=nnx.Rngs(0))
+    assert dot.recipe == UFP4
+    fp4jax.nnx.quantize_model(model, NVFP4, rngs=nnx.Rngs(0))
+    assert dot.recipe == NVFP4
 
 
 @pytest.mark.parametrize(
