@@ -1,0 +1,1 @@
+"""A corpus of real English and code, built out of software packages."""
