@@ -21,6 +21,9 @@ POLICIES = ("bf16", "e2m1_ref", "ufp4")
 # What a policy may end in.
 FINISHES = ("none", "bf16", "bf16_forward")
 
+# Parts of an experiment whose fields the command line can set.
+SECTIONS = ("model", "data", "optim", "run", "guard", "checkpoint")
+
 # Fields that another one determines, and which.
 DERIVED = {"model.vocab_size": "data.vocab_size"}
 
@@ -40,6 +43,7 @@ class RunConfig:
       finish: what every policy but the control ends in: "none" for itself, "bf16", or
         "bf16_forward", which keeps its quantized backward pass.
       finish_fraction: of the steps, the last ones, that the finish takes.
+      eval_every: steps between two evaluations; 0: at the end only.
 
     Raises:
       ValueError: a count that is not positive, a negative seed, an unknown finish, or
@@ -53,14 +57,12 @@ class RunConfig:
     microbatches: int = 1
     finish: str = "none"
     finish_fraction: float = 0.18
+    eval_every: int = 0
 
     def __post_init__(self):
-        for name in ("steps", "seeds", "seed", "average", "microbatches"):
-            least = 0 if name == "seed" else 1
-            if (value := getattr(self, name)) < least:
-                raise ValueError(
-                    f"RunConfig: {name} must be at least {least}, got {name}={value}."
-                )
+        _at_least(
+            self, steps=1, seeds=1, seed=0, average=1, microbatches=1, eval_every=0
+        )
         if self.finish not in FINISHES:
             raise ValueError(
                 f"RunConfig: finish must be one of {', '.join(FINISHES)}, got "
@@ -74,12 +76,55 @@ class RunConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class GuardConfig:
+    """What becomes of steps that go wrong.
+
+    Attributes:
+      max_skips: a step whose loss or gradient is not finite changes nothing; so many in
+        a row end the run.
+      window: last losses that tell a spike, which is logged.
+      sigmas: how far above their median a spike is.
+
+    Raises:
+      ValueError: a number that is not positive.
+    """
+
+    max_skips: int = 10
+    window: int = 128
+    sigmas: float = 8.0
+
+    def __post_init__(self):
+        _at_least(self, max_skips=1, window=1, sigmas=1)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """What a run keeps of its states; the last one always.
+
+    Attributes:
+      every: steps between two checkpoints; 0: at the end only.
+      keep_last: how many of the newest to keep.
+      keep_every: also keeps the multiples of it, for good; 0: none.
+
+    Raises:
+      ValueError: a negative number, or none of the newest to keep.
+    """
+
+    every: int = 1000
+    keep_last: int = 2
+    keep_every: int = 0
+
+    def __post_init__(self):
+        _at_least(self, every=0, keep_last=1, keep_every=0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ExperimentConfig:
-    """Everything that determines the losses of a comparison.
+    """Everything that determines the losses of a comparison, and what it keeps.
 
     Attributes:
       policies: names from `fp4jax.policies.PRESETS`, in the order they train: the
-        reference first and the control last.
+        reference first and the control last, unless the policies train alone.
 
     Raises:
       ValueError: a batch that does not divide into the microbatches.
@@ -89,6 +134,8 @@ class ExperimentConfig:
     data: DataConfig
     optim: OptimConfig
     run: RunConfig
+    guard: GuardConfig
+    checkpoint: CheckpointConfig
     policies: tuple[str, ...]
 
     def __post_init__(self):
@@ -109,20 +156,22 @@ def resolve(
     seeds: int = RunConfig.seeds,
     finish: str = RunConfig.finish,
     finish_fraction: float = RunConfig.finish_fraction,
+    alone: bool = False,
     assignments: Sequence[str] = (),
 ) -> ExperimentConfig:
     """Returns the experiment that the command line describes.
 
     Args:
       model: name from `fp4jax.models.PRESETS`.
-      policy_names: names from `fp4jax.policies.PRESETS`; the BF16 reference and the
-        control train whether named or not.
+      policy_names: names from `fp4jax.policies.PRESETS`.
       data: "stdlib", or another `DataConfig.source`; what a tokenized folder or a
         tokenizer.json decides is adopted unless an assignment says otherwise.
       steps: of every run.
       seeds: runs of every policy.
       finish: what every policy but the control ends in.
       finish_fraction: of the steps, that the finish takes.
+      alone: trains the named policies only, and not the BF16 reference before and the
+        control after them.
       assignments: such as "optim.lr=3e-4", applied together after everything else.
 
     Raises:
@@ -139,7 +188,9 @@ def resolve(
         run=RunConfig(
             steps=steps, seeds=seeds, finish=finish, finish_fraction=finish_fraction
         ),
-        policies=tuple(dict.fromkeys([REFERENCE, *_between(policy_names), CONTROL])),
+        guard=GuardConfig(),
+        checkpoint=CheckpointConfig(),
+        policies=tuple(dict.fromkeys(policy_names if alone else _framed(policy_names))),
     )
     config = _adopt(assign(config, assignments), assignments)
     last_seed = config.data.seed + config.run.seed + config.run.seeds - 1
@@ -197,7 +248,7 @@ def settings(config: ExperimentConfig) -> dict[str, bool | int | float | str]:
     """Returns the value at every path that `assign` can set."""
     return {
         path: value
-        for section in ("model", "data", "optim", "run")
+        for section in SECTIONS
         for name, value in dataclasses.asdict(getattr(config, section)).items()
         if (path := f"{section}.{name}") not in DERIVED
     }
@@ -215,8 +266,19 @@ def _adopt(config: ExperimentConfig, assignments: Sequence[str]) -> ExperimentCo
     return dataclasses.replace(config, data=data)
 
 
-def _between(names: Sequence[str]) -> list[str]:
-    return [name for name in names if name not in (REFERENCE, CONTROL)]
+def _framed(names: Sequence[str]) -> list[str]:
+    between = [name for name in names if name not in (REFERENCE, CONTROL)]
+    return [REFERENCE, *between, CONTROL]
+
+
+def _at_least(config: Any, **bounds: float) -> None:
+    """Raises ValueError where a field of a config is below its bound."""
+    for name, least in bounds.items():
+        if not (value := getattr(config, name)) >= least:
+            raise ValueError(
+                f"{type(config).__name__}: {name} must be at least {least}, got "
+                f"{name}={value}."
+            )
 
 
 def _known(name: str, known: Iterable[str], *, flag: str) -> str:

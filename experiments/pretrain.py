@@ -6,21 +6,30 @@ python -m experiments.pretrain --policies ufp4,nvfp4 --seeds 3 --set optim.lr=1e
 
 import dataclasses
 import inspect
+import logging
+import math
 import shlex
+import signal
 import sys
 import textwrap
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
+import jax
 import tyro
+from jax.sharding import Mesh
 from rich.console import Console
+from rich.logging import RichHandler
 
 from experiments import presets, record, report
 from experiments.compare import Comparison
+from experiments.folder import Folder
 from experiments.presets import ExperimentConfig, RunConfig
-from fp4jax import data, models, policies, train
+from experiments.stop import Stop
+from experiments.trial import Stopped
+from fp4jax import data, models, policies, sharding
 from fp4jax.data import Corpus, DataConfig
 
 _INDENT = {"initial_indent": "  ", "subsequent_indent": "  "}
@@ -37,6 +46,9 @@ class Arguments:
     - Text holds no NaN: a run whose loss is not finite ends in the report as diverged,
       and unless it is the control's, the exit status is 1.
     - Wrong arguments or data are one error, exit status 2, and leave nothing behind.
+    - SIGTERM and Ctrl-C save the state of the run and end the command; the same one
+      with --resume=auto then goes on, and gives the same losses bit for bit on the same
+      devices. So does a run that was killed, from its last checkpoint.
     """
 
     model: str = presets.MODEL
@@ -54,6 +66,17 @@ class Arguments:
     """what policies end in: none, bf16, or bf16_forward (quantized backward pass)."""
     finish_fraction: float = RunConfig.finish_fraction
     """part of the steps that the finish takes."""
+    alone: bool = False
+    """trains the named policies only: no reference, no control, no n-grams."""
+    resume: Literal["never", "auto"] = "never"
+    """auto: goes on with the run in --out, or begins it there."""
+    stop_status: int = 75
+    """exit status after SIGTERM, which tells a scheduler to start the command again."""
+    mesh: str = f"{sharding.DATA}=1"
+    """devices to spread the rows of batches over, such as data=8."""
+    distributed: bool = False
+    """one of several processes, which JAX finds by its environment (SLURM, Kubernetes,
+    or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID)."""
     set: Annotated[
         tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="PATH=VALUE")
     ] = ()
@@ -66,31 +89,58 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status."""
     argv = sys.argv[1:] if argv is None else argv
     arguments = parse(argv)
+    if arguments.distributed:
+        jax.distributed.initialize()
     try:
-        config, corpus, folder = prepare(arguments)
+        config, corpus, mesh, path = prepare(arguments)
         command = shlex.join(["python", "-m", "experiments.pretrain", *argv])
-        record.create(folder, record.describe(config, command=command))
+        description = record.describe(config, corpus=corpus, command=command)
+        folder = Folder(path, description, resume=arguments.resume == "auto")
     except (ValueError, TypeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"{introduction(config, corpus)} Results: {folder}", file=sys.stderr)
+    if jax.process_index() == 0:
+        print(introduction(config, corpus, mesh, path), file=sys.stderr)
 
-    try:
-        with train.JsonLines(folder / "metrics.jsonl") as log:
-            comparison = Comparison(config=config, corpus=corpus, log=log)
-            baselines, trials = list(comparison.baselines()), list(comparison.trials())
-    except KeyboardInterrupt:
-        print(f"interrupted: {folder} holds what was logged.", file=sys.stderr)
-        return 130
-    found = report.summarize(trials, baselines, average=config.run.average)
-    title = f"{arguments.model}, {config.run.steps} steps: loss of every policy"
-    report.write(found, trials, baselines, folder, title=title, command=command)
+    with folder, Stop() as stop:
+        comparison = Comparison(
+            config=config,
+            corpus=corpus,
+            folder=folder,
+            description=description,
+            stop=stop,
+            mesh=mesh,
+        )
+        try:
+            baselines = [] if arguments.alone else list(comparison.baselines())
+            trials = list(comparison.trials())
+        except (Stopped, KeyboardInterrupt):
+            print(
+                f"stopped: {path} holds what was done. The same command with "
+                f"--out={path} --resume=auto goes on.",
+                file=sys.stderr,
+            )
+            is_term = stop.signal == signal.SIGTERM
+            return arguments.stop_status if is_term else 130
+        except (ValueError, OSError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        if jax.process_index() > 0:
+            return 0
+        found = report.summarize(trials, baselines, average=config.run.average)
+        title = f"{arguments.model}, {config.run.steps} steps: loss of every policy"
+        report.write(found, trials, baselines, path, title=title, command=command)
+        failures = folder.failed_checkpoints
     console = Console()
     if not console.is_terminal:
         console.width = 100  # of a log file, where the default of 80 cuts columns
     console.print(report.table(found))
-    console.print(found.verdict, style="green" if found.valid else "bold red")
-    return 0 if found.valid else 1
+    console.print(found.verdict, style="bold red" if found.valid is False else "green")
+    if failures:
+        print(f"error: {failures} checkpoints were not written.", file=sys.stderr)
+    diverged = [t for t in trials if not math.isfinite(t.heldout_loss)]
+    failed = bool(diverged) if found.valid is None else not found.valid
+    return int(failed or failures > 0)
 
 
 def parse(argv: Sequence[str]) -> Arguments:
@@ -115,7 +165,9 @@ def parse(argv: Sequence[str]) -> Arguments:
     )
 
 
-def prepare(arguments: Arguments) -> tuple[ExperimentConfig, Corpus, Path]:
+def prepare(
+    arguments: Arguments,
+) -> tuple[ExperimentConfig, Corpus, Mesh | None, Path]:
     """Returns all that a comparison needs, and leaves no trace but cached tokens.
 
     Raises:
@@ -130,28 +182,58 @@ def prepare(arguments: Arguments) -> tuple[ExperimentConfig, Corpus, Path]:
         seeds=arguments.seeds,
         finish=arguments.finish,
         finish_fraction=arguments.finish_fraction,
+        alone=arguments.alone,
         assignments=arguments.set,
     )
     for name in config.policies:
         presets.schedule(config, name)  # raises if the model is too small for it
+    mesh = parse_mesh(arguments.mesh, batch_size=config.data.batch_size)
     now = time.strftime("%Y%m%d-%H%M%S")
     folder = Path(arguments.out or f"runs/{arguments.model}-{now}")
-    record.check_free(folder)
+    if arguments.resume == "never":
+        record.check_free(folder)
+    elif not arguments.out:
+        raise ValueError("--resume: must come with --out, the folder to go on with.")
     corpus = data.load_corpus(config.data)
     data.train_batches(corpus, config.data)  # raises if a row is longer than the corpus
-    return config, corpus, folder
+    return config, corpus, mesh, folder
 
 
-def introduction(config: ExperimentConfig, corpus: Corpus) -> str:
+def parse_mesh(text: str, *, batch_size: int) -> Mesh | None:
+    """Returns the mesh that `--mesh` describes; None for one device.
+
+    Raises:
+      ValueError: another axis, no number, too many devices, or rows that do not divide.
+    """
+    axis, _, size = text.partition("=")
+    if axis != sharding.DATA or not size.isdecimal():
+        raise ValueError(f"--mesh: must read {sharding.DATA}=N, got {text!r}.")
+    count = int(size)
+    if batch_size % max(count, 1):
+        raise ValueError(
+            f"--mesh: must divide data.batch_size={batch_size}, got {text!r}."
+        )
+    mesh = sharding.data_mesh(count)
+    return None if count == 1 else mesh
+
+
+def introduction(
+    config: ExperimentConfig, corpus: Corpus, mesh: Mesh | None, folder: Path
+) -> str:
     """Returns one line on what is about to happen."""
     tokens = config.data.batch_size * config.data.sequence_length
+    used, visible = 1 if mesh is None else mesh.size, jax.device_count()
+    more = f" ({visible} are there: --mesh={sharding.DATA}={visible})"
     return (
         f"{len(config.policies)} policies x {config.run.seeds} seeds x "
         f"{config.run.steps} steps of {tokens} tokens; "
         f"{models.num_params(config.model):,} parameters, "
-        f"{corpus.num_train_tokens:,} tokens of text."
+        f"{corpus.num_train_tokens:,} tokens of text; {used} devices"
+        f"{more if visible > used else ''}. Results: {folder}"
     )
 
 
 if __name__ == "__main__":
+    handler = RichHandler(console=Console(stderr=True), show_path=False)
+    logging.basicConfig(format="%(message)s", handlers=[handler], force=True)
     sys.exit(main())

@@ -15,14 +15,18 @@ import fp4jax
 from experiments import presets
 from experiments.presets import ExperimentConfig
 from fp4jax import recipes
+from fp4jax.data import Corpus
 
 _LIBRARIES = ("jax", "jaxlib", "flax", "optax", "grain", "numpy", "tokenizers")
 
 
-def describe(config: ExperimentConfig, *, command: str) -> dict[str, Any]:
+def describe(
+    config: ExperimentConfig, *, corpus: Corpus, command: str
+) -> dict[str, Any]:
     """Returns all that it takes to repeat a comparison, as JSON has it."""
     return {
         "command": command,
+        "corpus": corpus.fingerprint,
         "config": dataclasses.asdict(config),
         "policies": {
             name: recipes.to_json(presets.schedule(config, name))

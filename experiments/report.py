@@ -75,12 +75,12 @@ class Row(BaselineRow):
 
     Attributes:
       train_loss: mean of the last steps.
-      gap: percent, infinite where a loss is not finite.
+      gap: percent, infinite where a loss is not finite; None without the reference.
       gap_spread: None for a single seed, and where a gap is not finite.
     """
 
     train_loss: float
-    gap: float
+    gap: float | None
     gap_spread: float | None
     tokens_per_s: float | None
 
@@ -91,14 +91,15 @@ class Report:
 
     Attributes:
       average: last steps, whose mean is the training loss.
-      valid: the control is plainly worse than every other policy.
+      valid: the control is plainly worse than every other policy; None where the
+        reference or the control did not train.
       verdict: the same as a sentence.
     """
 
     policies: tuple[Row, ...]
     baselines: tuple[BaselineRow, ...]
     average: int
-    valid: bool
+    valid: bool | None
     verdict: str
 
 
@@ -124,7 +125,7 @@ def summarize(
     )
 
 
-def judge(rows: Sequence[Row]) -> tuple[bool, str]:
+def judge(rows: Sequence[Row]) -> tuple[bool | None, str]:
     """Returns whether the control is plainly worse than the rest, and a sentence.
 
     gap of the control > max(PLAINLY * m, m + s)
@@ -132,14 +133,18 @@ def judge(rows: Sequence[Row]) -> tuple[bool, str]:
     with m the largest other gap, at least 0, and s the largest spread of any gap: a run
     in which quantization silently did nothing fails.
     """
-    control = next(row for row in rows if row.name == CONTROL)
+    gaps = {row.name: row.gap for row in rows if row.gap is not None}
+    if not gaps.keys() >= {REFERENCE, CONTROL}:
+        return None, (
+            f"Not compared: {REFERENCE} and the control ({CONTROL}) did not both train."
+        )
     # The gap of BF16 to itself is 0, or infinite where BF16 itself diverged.
-    largest = max(row.gap for row in rows if row.name != CONTROL)
+    largest = max(gap for name, gap in gaps.items() if name != CONTROL)
     spread = max(row.gap_spread or 0.0 for row in rows)
     bound = max(PLAINLY * largest, largest + spread)
-    valid = control.gap > bound
+    valid = gaps[CONTROL] > bound
     outcome = (
-        f"The gap of the control ({CONTROL}) is {_percent(control.gap)}, the largest "
+        f"The gap of the control ({CONTROL}) is {_percent(gaps[CONTROL])}, the largest "
         f"other {_percent(largest)}"
     )
     if valid:
@@ -200,14 +205,26 @@ def markdown(report: Report, *, title: str, command: str) -> str:
 def caption(report: Report) -> str:
     """Returns what the columns of the table mean."""
     spread = any(row.heldout_spread is not None for row in report.policies)
-    return (
+    sentences = [
         "Losses in nats/token; the training loss is the mean of the last "
-        f"{report.average} steps. The gap is that of the held-out loss in percent of "
-        "BF16's: positive is worse than BF16, negative better. "
-        + ("Means over seeds, +- the sample standard deviation. " if spread else "")
-        + f"{CONTROL} is the control, 2 bits, which must be plainly worse. The n-grams "
-        f"({SMOOTHING}) saw exactly the tokens that the models saw."
-    )
+        f"{report.average} steps."
+    ]
+    if any(row.gap is not None for row in report.policies):
+        sentences.append(
+            "The gap is that of the held-out loss in percent of BF16's: positive is "
+            "worse than BF16, negative better."
+        )
+    if spread:
+        sentences.append("Means over seeds, +- the sample standard deviation.")
+    if report.valid is not None:
+        sentences.append(
+            f"{CONTROL} is the control, 2 bits, which must be plainly worse."
+        )
+    if report.baselines:
+        sentences.append(
+            f"The n-grams ({SMOOTHING}) saw exactly the tokens that the models saw."
+        )
+    return " ".join(sentences)
 
 
 def plot(trials: Sequence[Trial], baselines: Sequence[Baseline], path: Path) -> None:
@@ -227,7 +244,7 @@ def plot(trials: Sequence[Trial], baselines: Sequence[Baseline], path: Path) -> 
     for name, curve in curves.items():
         steps = np.arange(1, len(curve) + 1)
         line = losses.plot(steps, curve, label=name, linewidth=1.2)[0]
-        if name != REFERENCE:
+        if name != REFERENCE and REFERENCE in curves:
             gap = 100 * (curve / curves[REFERENCE] - 1)
             gaps.plot(steps, gap, label=name, color=line.get_color(), linewidth=1.2)
     for group, style in zip(_by_name(baselines), ("--", ":"), strict=False):
@@ -238,7 +255,8 @@ def plot(trials: Sequence[Trial], baselines: Sequence[Baseline], path: Path) -> 
     gaps.set(xlabel="step", ylabel="gap to BF16, % (positive: worse)")
     gaps.axhline(0, color="black", linewidth=0.8)
     for axes in (losses, gaps):
-        axes.legend(frameon=False)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
 
@@ -276,8 +294,12 @@ def _heldout(group: Sequence[Baseline]) -> dict[str, Any]:
 
 def _row(group: Sequence[Trial], trials: Sequence[Trial], average: int) -> Row:
     reference = {t.seed: t.heldout_loss for t in trials if t.name == REFERENCE}
-    gaps = [100 * (t.heldout_loss / reference[t.seed] - 1) for t in group]
-    gap, spread = _mean_and_spread([g if math.isfinite(g) else math.inf for g in gaps])
+    gap = spread = None
+    if reference:
+        gaps = [100 * (t.heldout_loss / reference[t.seed] - 1) for t in group]
+        gap, spread = _mean_and_spread(
+            [g if math.isfinite(g) else math.inf for g in gaps]
+        )
     speeds = [t.tokens_per_s for t in group if t.tokens_per_s is not None]
     return Row(
         **_heldout(group),
@@ -301,7 +323,7 @@ def _cells(row: BaselineRow) -> tuple[str, ...]:
     bits = f"{row.bits_per_byte:.4f}"
     if not isinstance(row, Row):
         return row.name, "", heldout, bits, "", ""
-    gap = _percent(row.gap)
+    gap = "" if row.gap is None else _percent(row.gap)
     if row.gap_spread is not None and row.name != REFERENCE:
         gap += f" +- {row.gap_spread:.2f}"
     speed = "" if row.tokens_per_s is None else f"{row.tokens_per_s:,.0f}"

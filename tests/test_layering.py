@@ -25,7 +25,10 @@ TOWER = (
     ("experiments",),
 )
 # Beside the tower: who may import it.
-SIDE = {"fp4jax.data": ("fp4jax.train", "experiments")}
+SIDE = {
+    "fp4jax.data": ("fp4jax.train", "experiments"),
+    "fp4jax.sharding": ("fp4jax.models", "fp4jax.train", "experiments"),
+}
 # Libraries that a package must not import.
 TEXT = {"grain", "tokenizers"}
 SHOW = {"matplotlib", "rich", "tyro"}
@@ -43,6 +46,7 @@ FORBIDDEN = {
     "fp4jax.models": TEXT | SHOW | {"chex", "optax"},
     "fp4jax.train": TEXT | {"matplotlib", "tyro"},
     "fp4jax.data": SHOW | TRAINING | {"jax"},
+    "fp4jax.sharding": TEXT | SHOW | TRAINING,
 }
 
 

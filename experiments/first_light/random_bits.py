@@ -21,8 +21,11 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from experiments import compare, presets
-from fp4jax import data, train
+from experiments import presets, record, trial
+from experiments.compare import Comparison
+from experiments.folder import Folder
+from experiments.stop import Stop
+from fp4jax import data
 from fp4jax.numerics import random_bits
 
 
@@ -42,10 +45,10 @@ SOURCES = {"library": hashed16, "jax.random": threefry16}
 @contextlib.contextmanager
 def bits_from(source: str) -> Generator[None]:
     """Draws the bits of stochastic rounding from a source of `SOURCES`."""
-    compare.jitted.cache_clear()
+    trial.compiled.cache_clear()
     with mock.patch.object(random_bits, "uniform16", SOURCES[source]):
         yield
-    compare.jitted.cache_clear()
+    trial.compiled.cache_clear()
 
 
 def main(
@@ -59,16 +62,24 @@ def main(
       steps: Of every run.
       out: File for the losses, as JSON.
     """
-    config = presets.resolve(policy_names=[policy], steps=steps, seeds=seeds)
+    config = presets.resolve(
+        policy_names=[policy], alone=True, steps=steps, seeds=seeds
+    )
     corpus = data.load_corpus(config.data)
     losses: dict[str, list[float]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        with train.JsonLines(Path(folder) / "metrics.jsonl") as log:
-            runs = compare.Comparison(config=config, corpus=corpus, log=log)
-            for source in SOURCES:
-                with bits_from(source):
-                    trials = [runs.train(policy, seed) for seed in runs.seeds]
-                losses[source] = [trial.heldout_loss for trial in trials]
+    description = record.describe(config, corpus=corpus, command="")
+    for source in SOURCES:
+        with contextlib.ExitStack() as stack:
+            path = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            stack.enter_context(bits_from(source))
+            runs = Comparison(
+                config=config,
+                corpus=corpus,
+                folder=stack.enter_context(Folder(path, description, resume=False)),
+                description=description,
+                stop=stack.enter_context(Stop()),
+            )
+            losses[source] = [found.heldout_loss for found in runs.trials()]
     ours, theirs = losses.values()
     difference = statistics.mean(a - b for a, b in zip(ours, theirs, strict=True))
     spread = statistics.stdev(ours) if seeds > 1 else math.nan

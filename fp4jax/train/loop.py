@@ -1,9 +1,7 @@
 """Training from batch to batch, and the loss on held-out batches."""
 
-import itertools
-import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +17,8 @@ Step = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 
 _NOT_FINITE = (
     "train: loss and gradient must be finite, got loss={loss}, grad_norm={grad_norm} "
-    "at step {step}. Lower the learning rate, or look at the data."
+    "at step {step}, the last of {skipped} such in a row. {where}Lower the learning "
+    "rate, or look at the data."
 )
 
 
@@ -30,9 +29,12 @@ def train(
     *,
     steps: int,
     flops_per_token: float,
-    every: int = 10,
+    every: int | Sequence[int] = 10,
+    max_skips: int = 10,
+    stop: Callable[[], bool] = lambda: False,
+    diagnose: Callable[[TrainState, Batch], str] | None = None,
 ) -> Iterator[tuple[TrainState, list[Record]]]:
-    """Trains until `steps` steps are done, and hands over every `every` of them.
+    """Trains until `steps` steps are done, and hands over now and then.
 
     The device runs freely in between. The first step, which compiles, is handed over
     alone and without a speed. A state is valid until the next one is asked for.
@@ -40,51 +42,70 @@ def train(
     Args:
       step: from `make_train_step`.
       state: where to start from; consumed.
-      batches: at least as many as there are steps to do; no more are drawn.
+      batches: at least as many as there are steps to do; no more are drawn. The first
+        is that of the state's step.
       steps: number of steps done at the end, counted from step 0 of the state's run.
       flops_per_token: the model's, for its utilization of the device.
-      every: steps between two hand-overs, which fall on its multiples.
+      every: steps between two hand-overs, which fall on its multiples; of several
+        numbers, on the multiples of each.
+      max_skips: so many steps in a row whose loss or gradient is not finite end the
+        training; fewer are skipped.
+      stop: asked after every step; training ends with the step after which it is true.
+      diagnose: finds where a step went wrong, from the state before it and its batch;
+        the error says it.
 
     Yields:
       The state, and the records of the steps since the last hand-over: `step` (1 after
-      the first), `loss`, `grad_norm`, `lr`, and `tokens_per_s` and `mfu`, which are
-      means over these steps, None where unknown.
+      the first), `loss`, `grad_norm`, `lr`, `skipped`, and `tokens_per_s`, `mfu` and
+      `data_wait`, the part of the time that was spent on waiting for batches: means
+      over these steps, None where unknown.
 
     Raises:
       ValueError: too few batches.
-      FloatingPointError: a loss or gradient that is not finite, once the records
-        before it are handed over; the state beside them is then of no more use.
+      FloatingPointError: `max_skips` steps in a row were skipped, once their records
+        are handed over.
     """
     batches, done = iter(batches), int(state.step)
+    periods = [every] if isinstance(every, int) else every
     devices = state.step.devices()
-    compiled = False
-    while done < steps:
-        end = min(steps, (done // every + 1) * every) if compiled else done + 1
-        start, tokens, metrics = time.perf_counter(), 0, []
-        for batch in itertools.islice(batches, end - done):
+    compiled = stopped = False
+    while done < steps and not stopped:
+        ends = [(done // n + 1) * n for n in periods] if compiled else [done + 1]
+        end, start = min(steps, *ends), time.perf_counter()
+        waited, tokens, metrics, batch = 0.0, 0, [], {}
+        while done + len(metrics) < end and not stopped:
+            asked = time.perf_counter()
+            if (batch := next(batches, None)) is None:
+                raise ValueError(
+                    f"train: batches must hold one for each of {steps} steps, got "
+                    f"{done + len(metrics)}."
+                )
+            waited += time.perf_counter() - asked
             state, step_metrics = step(state, batch)
             metrics.append(step_metrics)
             tokens += batch["inputs"].size
-        if len(metrics) < end - done:
-            raise ValueError(
-                f"train: batches must hold one for each of {steps} steps, got "
-                f"{done + len(metrics)}."
-            )
-        metrics = jax.device_get(metrics)  # waits for the device
-        speed = tokens / (time.perf_counter() - start) if compiled else None
+            stopped = stop()
+        in_a_row, metrics = jax.device_get((state.skipped_in_row, metrics))  # waits
+        seconds = time.perf_counter() - start
+        speed = tokens / seconds if compiled else None
         mfu = speed and utilization(
             speed, flops_per_token=flops_per_token, devices=devices
         )
+        means = {
+            "tokens_per_s": speed,
+            "mfu": mfu,
+            "data_wait": waited / seconds if compiled else None,
+        }
         records = [
-            {"step": i, **_floats(m), "tokens_per_s": speed, "mfu": mfu}
+            {"step": i, **_numbers(m), **means}
             for i, m in enumerate(metrics, start=done + 1)
         ]
-        finite = list(itertools.takewhile(_is_finite, records))
-        if finite:
-            yield state, finite
-        if len(finite) < len(records):
-            raise FloatingPointError(_NOT_FINITE.format_map(records[len(finite)]))
-        done, compiled = end, True
+        done, compiled = done + len(metrics), True
+        yield state, records
+        if in_a_row >= max_skips:
+            where = f"{diagnose(state, batch)} " if diagnose is not None else ""
+            fields = records[-1] | {"skipped": in_a_row, "where": where}
+            raise FloatingPointError(_NOT_FINITE.format_map(fields))
 
 
 def train_phases(
@@ -94,20 +115,19 @@ def train_phases(
     batches: Iterator[Batch],
     *,
     steps: int,
-    flops_per_token: float,
-    every: int = 10,
+    **settings: Any,
 ) -> Iterator[tuple[TrainState, list[Record]]]:
     """Trains as `train` does, each phase of a schedule with a step of its own.
 
     Args:
       step_of: returns the step, from `make_train_step`, under a policy; it compiles at
         the first step of its phase, which is handed over alone.
-      schedule: counted from step 0 of the state's run.
-      state: as for `train`, as all that follow.
+      schedule: counted from step 0 of the state's run; a state that lies in a later
+        phase goes on there.
+      state: as for `train`.
       batches: for all phases.
       steps: of all phases.
-      flops_per_token: the model's.
-      every: steps between two hand-overs.
+      **settings: all others of `train`.
 
     Yields:
       What `train` yields.
@@ -117,16 +137,13 @@ def train_phases(
     """
     batches = iter(batches)
     for policy, end in schedule.spans(steps):
-        phase = train(
-            step_of(policy),
-            state,
-            batches,
-            steps=end,
-            flops_per_token=flops_per_token,
-            every=every,
-        )
+        if int(state.step) >= end:
+            continue
+        phase = train(step_of(policy), state, batches, steps=end, **settings)
         for state, records in phase:
             yield state, records
+        if int(state.step) < end:  # it was stopped
+            return
 
 
 def evaluate(
@@ -135,21 +152,23 @@ def evaluate(
     batches: Iterable[Batch],
     *,
     token_bytes: np.ndarray,
+    place: Callable[[Batch], Batch] = lambda batch: batch,
 ) -> Evaluation:
     """Returns the loss over all tokens of `batches`, each weighing the same.
 
     Args:
       step: from `make_eval_step`.
       state: is only read.
-      batches: of one shape.
+      batches: of one shape, on the host.
       token_bytes: [v] int, the bytes of text that each token stands for.
+      place: puts a batch on the devices.
 
     Raises:
       ValueError: batches without a token to predict.
     """
     nats, tokens, num_bytes = 0.0, 0, 0
     for batch in batches:
-        nats += float(step(state, batch)["loss_sum"])
+        nats += float(step(state, place(batch))["loss_sum"])
         targets = batch["targets"][batch["loss_mask"].astype(bool)]
         tokens += targets.size
         num_bytes += int(token_bytes[targets].sum())
@@ -158,9 +177,5 @@ def evaluate(
     return Evaluation(nats=nats, tokens=tokens, bytes=num_bytes)
 
 
-def _floats(metrics: Metrics) -> dict[str, float]:
-    return {name: float(value) for name, value in metrics.items()}
-
-
-def _is_finite(record: Record) -> bool:
-    return math.isfinite(record["loss"]) and math.isfinite(record["grad_norm"])
+def _numbers(metrics: Metrics) -> dict[str, float | int]:
+    return {name: value.item() for name, value in metrics.items()}

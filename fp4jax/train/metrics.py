@@ -74,6 +74,16 @@ class Evaluation:
     tokens: int
     bytes: int
 
+    @classmethod
+    def sum(cls, parts: Iterable[Self]) -> Self:
+        """Returns the loss on several texts together."""
+        parts = tuple(parts)
+        return cls(
+            nats=sum(part.nats for part in parts),
+            tokens=sum(part.tokens for part in parts),
+            bytes=sum(part.bytes for part in parts),
+        )
+
     @property
     def nats_per_token(self) -> float:
         """Mean loss of a token, comparable between runs with one tokenizer."""
@@ -86,21 +96,29 @@ class Evaluation:
 
 
 class JsonLines:
-    """A log of one JSON object a line, on disk as soon as it is written."""
+    """A log of one JSON object a line, on disk as soon as it is written.
+
+    Args:
+      path: of the file, which is made, or written on at its end.
+    """
 
     def __init__(self, path: Path | str):
-        self._file = open(path, "w", encoding="utf-8", buffering=1)
+        self._file = open(path, "a", encoding="utf-8", buffering=1)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_):
+        self.close()
+
+    def close(self) -> None:
+        """Closes the file."""
         self._file.close()
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """Writes one record.
-
-        Raises:
-          ValueError: a value that JSON lacks, such as NaN.
-        """
-        self._file.write(json.dumps(record, allow_nan=False) + "\n")
+        """Writes one record; null for a number that JSON lacks, such as NaN."""
+        finite = {
+            name: None if isinstance(x, float) and not math.isfinite(x) else x
+            for name, x in record.items()
+        }
+        self._file.write(json.dumps(finite, allow_nan=False) + "\n")

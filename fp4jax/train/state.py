@@ -21,6 +21,9 @@ class TrainState:
       opt_state: the optimizer's.
       held: the amaxes that tensor scales hold, which the backward pass writes.
       rest: every other variable of the model, such as the keys of its noise.
+      skipped: int32 [], the number of steps whose update was skipped, as their loss or
+        gradient was not finite.
+      skipped_in_row: int32 [], how many of these were the newest steps.
     """
 
     step: jax.Array
@@ -28,6 +31,8 @@ class TrainState:
     opt_state: optax.OptState
     held: nnx.State
     rest: nnx.State
+    skipped: jax.Array
+    skipped_in_row: jax.Array
 
 
 def make_state(
@@ -47,5 +52,7 @@ def make_state(
         opt_state=transform.init(params),
         held=held,
         rest=rest,
+        skipped=jnp.zeros((), jnp.int32),
+        skipped_in_row=jnp.zeros((), jnp.int32),
     )
     return graph, state

@@ -1,15 +1,18 @@
 """The jitted training and evaluation steps."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from jax.sharding import Mesh
 
 from fp4jax.nnx import set_step
 from fp4jax.numerics.checks import is_integer
+from fp4jax.sharding import replicated
 from fp4jax.train.accumulate import accumulate
 from fp4jax.train.losses import Batch, token_losses
 from fp4jax.train.optim import Optimizer
@@ -24,7 +27,11 @@ _COMPILER_OPTIONS = {"xla_allow_excess_precision": False}
 
 
 def make_train_step(
-    graph: nnx.GraphDef, optimizer: Optimizer, *, microbatches: int = 1
+    graph: nnx.GraphDef,
+    optimizer: Optimizer,
+    *,
+    microbatches: int = 1,
+    mesh: Mesh | None = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """Returns the jitted `step(state, batch) -> (state, metrics)`; it consumes state.
 
@@ -37,11 +44,14 @@ def make_train_step(
       optimizer: from `make_optimizer`.
       microbatches: equal parts of the batch's rows, processed one after another; their
         tokens must be whole blocks of the recipes.
+      mesh: over which the rows of batches are spread; every device has the state whole.
 
     Returns:
       A function of a batch with `inputs`, `targets`, `segment_ids`, `positions` and
-      `loss_mask`, all [b, t]. Its metrics are float32 scalars: the masked mean `loss`,
-      the `grad_norm` before clipping, and the `lr` of the step.
+      `loss_mask`, all [b, t]. Its metrics are scalars: the masked mean `loss`, the
+      `grad_norm` before clipping, the `lr` of the step, and `skipped`: 1 where loss or
+      gradient were not finite, and so neither parameters nor optimizer nor held amaxes
+      have changed.
 
     Raises:
       ValueError: `microbatches` is no positive integer; when called, rows that are no
@@ -59,26 +69,36 @@ def make_train_step(
             grads, state.opt_state, state.params
         )
         grad_norm = optax.tree.norm(grads)
-        # A step that went wrong must not decide the scales of those to come.
         finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-        held = jax.tree.map(
-            lambda new, old: jnp.where(finite, new, old), held, state.held
-        )
-        metrics = {
-            "loss": loss,
-            "grad_norm": grad_norm,
-            "lr": jnp.asarray(optimizer.schedule(state.step), jnp.float32),
-        }
-        state = dataclasses.replace(
+        new = dataclasses.replace(
             state,
-            step=state.step + 1,
             params=optax.apply_updates(state.params, updates),
             opt_state=opt_state,
             held=held,
         )
+        # A step that went wrong leaves everything as it was but the counts.
+        state = jax.tree.map(functools.partial(jnp.where, finite), new, state)
+        lr = optimizer.schedule(state.step - state.skipped)  # of the updates so far
+        metrics = {
+            "loss": loss,
+            "grad_norm": grad_norm,
+            "lr": jnp.asarray(lr, jnp.float32),
+            "skipped": (~finite).astype(jnp.int32),
+        }
+        state = dataclasses.replace(
+            state,
+            step=state.step + 1,
+            skipped=state.skipped + metrics["skipped"],
+            skipped_in_row=jnp.where(finite, 0, state.skipped_in_row + 1),
+        )
         return state, metrics
 
-    return jax.jit(step, donate_argnums=0, compiler_options=_COMPILER_OPTIONS)
+    return jax.jit(
+        step,
+        donate_argnums=0,
+        out_shardings=None if mesh is None else replicated(mesh),
+        compiler_options=_COMPILER_OPTIONS,
+    )
 
 
 def make_eval_step(graph: nnx.GraphDef) -> Callable[[TrainState, Batch], Metrics]:

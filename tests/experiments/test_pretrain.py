@@ -1,17 +1,19 @@
 """The command from its arguments to its folder of results."""
 
+import contextlib
 import json
 import math
 
 import numpy as np
 import pytest
 
-from experiments import compare, pretrain, report
+from experiments import pretrain, record, report, trial
 from experiments.compare import Comparison
+from experiments.folder import Folder
 from experiments.presets import resolve, schedule
+from experiments.stop import Stop
 from fp4jax import data, models, policies
 from fp4jax.policies import Schedule
-from fp4jax.train import JsonLines
 
 SMALL = [
     "model.num_layers=2",
@@ -49,16 +51,36 @@ def records(folder):
     return [json.loads(line) for line in lines]
 
 
-def comparison(texts, *assignments, log=None, **flags):
-    config = resolve(data=str(texts), assignments=[*SMALL, *assignments], **flags)
-    return Comparison(config=config, corpus=data.load_corpus(config.data), log=log)
+@pytest.fixture
+def comparison(texts):
+    """Makes comparisons, in a folder each, which are closed at the end."""
+    with contextlib.ExitStack() as stack:
+
+        def make(out, *assignments, **flags):
+            config = resolve(
+                data=str(texts), assignments=[*SMALL, *assignments], **flags
+            )
+            corpus = data.load_corpus(config.data)
+            description = record.describe(config, corpus=corpus, command="")
+            return Comparison(
+                config=config,
+                corpus=corpus,
+                folder=stack.enter_context(Folder(out, description, resume=False)),
+                description=description,
+                stop=Stop(),
+            )
+
+        yield make
 
 
 def test_leaves_all_results(results):
     names = {path.name for path in results.iterdir()}
     assert names == {
+        ".lock",
+        "checkpoints",
         "config.json",
         "metrics.jsonl",
+        "trials.jsonl",
         "report.json",
         "report.md",
         "loss.png",
@@ -99,8 +121,8 @@ def test_report_averages_the_runs(results):
     assert "| int2 |" in (results / "report.md").read_text()
 
 
-def test_policies_share_batches_and_seeds_do_not(texts):
-    shared = comparison(texts, steps=3, seeds=2)
+def test_policies_share_batches_and_seeds_do_not(comparison, tmp_path):
+    shared = comparison(tmp_path, steps=3, seeds=2)
     first, again, other = (
         [batch["inputs"] for batch in shared.batches(seed)] for seed in (0, 0, 1)
     )
@@ -109,19 +131,17 @@ def test_policies_share_batches_and_seeds_do_not(texts):
     assert not np.array_equal(first, other)
 
 
-def test_seeds_share_the_compiled_step(texts, tmp_path):
-    compare.jitted.cache_clear()
-    with JsonLines(tmp_path / "metrics.jsonl") as log:
-        runs = comparison(texts, steps=1, log=log)
-        for seed in (0, 1):
-            runs.train("bf16", seed)
-    assert compare.jitted.cache_info().misses == 1
+def test_seeds_share_the_compiled_step(comparison, tmp_path):
+    trial.compiled.cache_clear()
+    runs = comparison(tmp_path, steps=1, seeds=2, policy_names=["bf16"], alone=True)
+    assert [found.seed for found in runs.trials()] == [0, 1]
+    assert trial.compiled.cache_info().misses == 1
 
 
 def test_a_control_that_does_not_lose_fails_the_command(
     results, texts, tmp_path, monkeypatch, capsys
 ):
-    trial = lambda name: report.Trial(
+    same = lambda name: report.Trial(
         name=name,
         seed=0,
         heldout_loss=2.0,
@@ -129,7 +149,7 @@ def test_a_control_that_does_not_lose_fails_the_command(
         losses=(2.0,),
         tokens_per_s=None,
     )
-    equal = lambda self: [trial("bf16"), trial("ufp4"), trial("int2")]
+    equal = lambda self: [same("bf16"), same("ufp4"), same("int2")]
     monkeypatch.setattr(Comparison, "trials", equal)
     argv = [f"--data={texts}", f"--out={tmp_path / 'out'}", "--steps=1", *FLAGS]
     assert pretrain.main(argv) == 1
@@ -150,6 +170,11 @@ def test_a_control_that_does_not_lose_fails_the_command(
         (["--steps=0"], "steps must be at least 1"),
         (["--data=nowhere"], "nowhere"),
         (["--set=data.sequence_length=100000"], "sequence_length must be at most"),
+        (["--mesh=data=3"], "--mesh: must divide data.batch_size=8, got 'data=3'"),
+        (["--mesh=fsdp=2"], "--mesh: must read data=N, got 'fsdp=2'"),
+        (["--set=data.batch_size=64", "--mesh=data=64"], "size must be from 1 to 8"),
+        (["--set=guard.max_skips=0"], "max_skips must be at least 1, got max_skips=0"),
+        (["--set=checkpoint.keep_last=0"], "keep_last must be at least 1"),
     ],
 )
 def test_a_bad_argument_is_one_sentence_and_leaves_nothing(
@@ -184,20 +209,28 @@ def test_results_are_never_overwritten(results, texts, capsys):
     assert after == before
 
 
-def test_a_run_that_diverges_is_nan_from_there_on(texts, tmp_path):
-    with JsonLines(tmp_path / "metrics.jsonl") as log:
-        runs = comparison(texts, "optim.lr=1e30", steps=3, log=log)
-        trial = runs.train("bf16", 0)
-    assert math.isnan(trial.heldout_loss)
-    assert len(trial.losses) == 3 and math.isnan(trial.losses[-1])
+def test_a_run_that_diverges_is_nan_from_there_on(comparison, tmp_path):
+    runs = comparison(
+        tmp_path,
+        *("optim.lr=1e30", "guard.max_skips=2"),
+        steps=9,
+        policy_names=["bf16"],
+        alone=True,
+    )
+    (found,) = runs.trials()
+    assert math.isnan(found.heldout_loss)
+    assert len(found.losses) == 9 and math.isnan(found.losses[-1])
+    assert math.isfinite(found.losses[0])
+    row = json.loads((tmp_path / "trials.jsonl").read_text())
+    assert "First not finite: dgrad dy of blocks/" in row["stopped_by"]
 
 
-def test_a_finish_changes_the_policy_but_not_reference_and_control(texts, tmp_path):
+def test_a_finish_leaves_reference_and_control(comparison, tmp_path):
     options = {"steps": 4, "finish": "bf16_forward", "finish_fraction": 0.5}
-    with JsonLines(tmp_path / "metrics.jsonl") as log:
-        runs = comparison(texts, log=log, **options)
-        plain = comparison(texts, steps=4, log=log)
-        found = [run.train("ufp4", 0) for run in (runs, plain)]
+    shared = {"steps": 4, "policy_names": ["ufp4"], "alone": True}
+    runs = comparison(tmp_path / "finish", **shared | options)
+    plain = comparison(tmp_path / "plain", **shared)
+    found = [next(run.trials()) for run in (runs, plain)]
     assert found[0].losses[:2] == found[1].losses[:2]
     assert found[0].losses[2] != found[1].losses[2]
     assert found[0].heldout_loss != found[1].heldout_loss

@@ -58,8 +58,16 @@ def test_lines_are_on_disk_as_soon_as_written(tmp_path):
     ]
 
 
-def test_a_value_without_json_is_refused(tmp_path):
+def test_numbers_that_json_lacks_are_null(tmp_path):
     with JsonLines(tmp_path / "metrics.jsonl") as log:
-        with pytest.raises(ValueError, match="not JSON compliant"):
-            log.write({"loss": float("nan")})
-    assert (tmp_path / "metrics.jsonl").read_text() == ""
+        log.write({"step": 3, "loss": float("nan"), "grad_norm": float("inf")})
+    found = json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert found == {"step": 3, "loss": None, "grad_norm": None}
+
+
+def test_a_log_is_written_on_at_its_end(tmp_path):
+    for step in (1, 2):
+        with JsonLines(tmp_path / "metrics.jsonl") as log:
+            log.write({"step": step})
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 2]

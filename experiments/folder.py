@@ -1,0 +1,194 @@
+"""The folder of a comparison: its logs and checkpoints, and how it goes on."""
+
+import copy
+import fcntl
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+from jax.experimental import multihost_utils
+
+from experiments import record
+from fp4jax import train
+from fp4jax.train.checkpoint import config_differences
+
+Row = dict[str, Any]
+
+# Settings that may change from one part of a run to the next, as they change no loss.
+FREE = ("checkpoint", "data.source", "data.workers")
+
+
+class Folder:
+    """Where a comparison writes. One command at a time may have it open.
+
+    - config.json: what is compared.
+    - metrics.jsonl: a record of every step; evaluations.jsonl: of every evaluation.
+    - trials.jsonl: a record of every trial that is finished.
+    - checkpoints/POLICY-SEED: of every trial.
+
+    Of several processes only the first one writes; the others read what it has written
+    before.
+
+    Args:
+      path: new or empty, or with `resume` that of a comparison.
+      description: from `record.describe`.
+      resume: go on with what is there; begin anew if nothing is.
+
+    Raises:
+      ValueError: the folder is in use, cannot be made, holds something else, or a
+        comparison of another config, with the fields that differ.
+    """
+
+    def __init__(self, path: Path, description: Row, *, resume: bool):
+        self.path = path
+        self._is_writer = jax.process_index() == 0
+        if self._is_writer:
+            is_new = not (path / "config.json").exists()
+            if is_new:
+                record.check_free(path)
+                record.create(path, description)
+            elif not resume:
+                record.check_free(path)
+            self._lock = _lock(path)
+            try:
+                _check_same(path, description)
+            except ValueError:
+                self._lock.close()
+                raise
+        if jax.process_count() > 1:
+            multihost_utils.sync_global_devices("the folder is made")
+        self._finished = {
+            (row["policy"], row["seed"]): row for row in _read(path / "trials.jsonl")
+        }
+        self._logs: dict[str, train.JsonLines] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_):
+        for log in self._logs.values():
+            log.close()
+        if self._is_writer:
+            self._lock.close()
+
+    def checkpoints(self, policy: str, seed: int) -> Path:
+        """Returns the folder of the checkpoints of a trial."""
+        return self.path / "checkpoints" / f"{policy}-{seed}"
+
+    def finished(self, policy: str, seed: int) -> Row | None:
+        """Returns what `finish` has kept of a trial, or None."""
+        return self._finished.get((policy, seed))
+
+    def finish(self, row: Row) -> None:
+        """Keeps the result of a trial, with its `policy` and `seed`."""
+        self.write("trials.jsonl", row)
+        self._finished[row["policy"], row["seed"]] = row
+
+    @property
+    def failed_checkpoints(self) -> int:
+        """Returns how many checkpoints of finished trials could not be written."""
+        return sum(row["failed_checkpoints"] for row in self._finished.values())
+
+    def write(self, name: str, row: Row) -> None:
+        """Writes a record to a log of this folder."""
+        if not self._is_writer:
+            return
+        if name not in self._logs:
+            path = self.path / name
+            if path.exists():
+                _rewrite(path, _read(path))  # ends a line that was cut off
+            self._logs[name] = train.JsonLines(path)
+        self._logs[name].write(row)
+
+    def rows(self, name: str, policy: str, seed: int) -> list[Row]:
+        """Returns the records of a trial in a log."""
+        return [
+            row
+            for row in _read(self.path / name)
+            if (row["policy"], row["seed"]) == (policy, seed)
+        ]
+
+    def rewind(self, policy: str, seed: int, *, step: int) -> None:
+        """Drops the records of a trial that come after a step."""
+        if not self._is_writer:
+            return
+        for name in ("metrics.jsonl", "evaluations.jsonl"):
+            if (log := self._logs.pop(name, None)) is not None:
+                log.close()
+            path = self.path / name
+            if path.exists():
+                rows = _read(path)
+                _rewrite(
+                    path,
+                    (
+                        row
+                        for row in rows
+                        if (row["policy"], row["seed"]) != (policy, seed)
+                        or row["step"] <= step
+                    ),
+                )
+
+
+def _lock(path: Path):
+    """Returns an open file that no other process may lock until it is closed."""
+    file = open(path / ".lock", "w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise ValueError(
+            f"--out: must be a folder that no other command writes to, got "
+            f"{str(path)!r}. Wait for the other, or stop it."
+        ) from None
+    return file
+
+
+def _check_same(path: Path, description: Row) -> None:
+    """Raises ValueError where a folder is that of another comparison."""
+    found = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    wanted = json.loads(json.dumps(description))
+    differences = config_differences(identity(found), identity(wanted))
+    if differences:
+        raise ValueError(
+            "--resume: the configuration must be that of the run, which has "
+            f"{'; '.join(differences)}. Use the same, or another --out."
+        )
+
+
+def identity(description: Mapping[str, Any]) -> Row:
+    """Returns the part of a description that decides the losses."""
+    config = copy.deepcopy(dict(description["config"]))
+    for path in FREE:
+        section, _, field = path.partition(".")
+        if field:
+            config.get(section, {}).pop(field, None)
+        else:
+            config.pop(section, None)
+    return {
+        "config": config,
+        "policies": description["policies"],
+        "corpus": description["corpus"],
+    }
+
+
+def _read(path: Path) -> list[Row]:
+    """Returns the records of a log; a last one that was cut off is none."""
+    if not path.exists():
+        return []
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def _rewrite(path: Path, rows: Iterable[Row]) -> None:
+    partial = path.with_name(f".{path.name}")
+    with open(partial, "w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+    partial.replace(path)
+
+
+def number(value: float | None) -> float:
+    """Returns the number that a log has written; NaN for its null."""
+    return math.nan if value is None else value

@@ -1,0 +1,269 @@
+"""One run of a policy: built, gone on with, trained, saved, evaluated."""
+
+import dataclasses
+import functools
+import logging
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+from flax import nnx
+from jax.sharding import Mesh
+from rich.console import Console
+
+from experiments import presets
+from experiments.folder import Folder, Row, identity, number
+from experiments.presets import ExperimentConfig
+from experiments.report import Trial
+from experiments.stop import Stop
+from fp4jax import data, models, sharding, train
+from fp4jax.data import Corpus
+from fp4jax.policies import Policy, Schedule
+from fp4jax.train import Checkpoints, TrainState
+
+_log = logging.getLogger(__name__)
+
+HAND_OVER = 10  # steps between two looks at the device
+
+
+class Stopped(Exception):
+    """A signal has ended a run; its state is saved."""
+
+
+class Program(NamedTuple):
+    """What the phases of runs compile."""
+
+    step: Callable
+    evaluate: Callable
+    diagnose: Callable
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """A policy, a seed, and all that it takes to train under them.
+
+    Attributes:
+      description: from `experiments.record.describe`.
+      stop: asked whether to stop.
+      mesh: that the rows of batches are spread over; None for one device.
+    """
+
+    config: ExperimentConfig
+    corpus: Corpus
+    folder: Folder
+    description: Mapping[str, Any]
+    policy: str
+    seed: int
+    stop: Stop
+    mesh: Mesh | None = None
+
+    def __call__(self) -> Trial:
+        """Returns the result, which an earlier command may have found.
+
+        Raises:
+          Stopped: a signal came.
+        """
+        row = self.folder.finished(self.policy, self.seed)
+        if row is None:
+            row = self._train()
+            self.folder.finish(row)
+        records = self.folder.rows("metrics.jsonl", self.policy, self.seed)
+        losses = [number(None if r["skipped"] else r["loss"]) for r in records]
+        missing = self.config.run.steps - len(losses)
+        speeds = [r["tokens_per_s"] for r in records if r["tokens_per_s"] is not None]
+        return Trial(
+            name=self.policy,
+            seed=self.seed,
+            heldout_loss=number(row["heldout_loss"]),
+            bits_per_byte=number(row["bits_per_byte"]),
+            losses=(*losses, *[number(None)] * missing),
+            tokens_per_s=statistics.harmonic_mean(speeds) if speeds else None,
+        )
+
+    def _train(self) -> Row:
+        """Trains to the end; a run that diverges has no losses from there on."""
+        config = self.config
+        schedule = Schedule.of(presets.schedule(config, self.policy))
+        model = models.Transformer(config.model, schedule, rngs=nnx.Rngs(self.seed))
+        optimizer = train.make_optimizer(config.optim, steps=config.run.steps)
+        _, state = train.make_state(model, optimizer.transform)
+        if self.mesh is not None:
+            state = sharding.replicate(state, self.mesh)
+
+        def program(phase: Policy) -> Program:
+            model.set_policy(phase)
+            return compiled(nnx.graphdef(model), config, self.mesh)
+
+        batches = batches_of(self.corpus, config, self.seed)
+        result: Row = {"policy": self.policy, "seed": self.seed}
+        result |= dict.fromkeys(("heldout_loss", "bits_per_byte", "stopped_by"))
+        with self._checkpoints() as checkpoints:
+            state = start = self._restored(checkpoints, state, batches)
+            last = program(schedule.at(config.run.steps - 1))
+            try:
+                for state in self._follow(schedule, program, start, batches):
+                    step, stopping = int(state.step), self.stop()
+                    if step in multiples(config.run.eval_every):
+                        found = self._evaluate(last, state)
+                        self._write("evaluations.jsonl", {"step": step} | found)
+                    due = step in multiples(config.checkpoint.every)
+                    if due or stopping or step == config.run.steps:
+                        checkpoints.save(state, data=batches.get_state())
+                    if stopping:
+                        raise Stopped
+                result |= self._evaluate(last, state)
+            except FloatingPointError as error:
+                _log.error("%s, seed %d: %s", self.policy, self.seed, error)
+                result["stopped_by"] = str(error)
+            checkpoints.wait()
+            return result | {"failed_checkpoints": checkpoints.failures}
+
+    def _follow(
+        self,
+        schedule: Schedule,
+        program: Callable[[Policy], Program],
+        state: TrainState,
+        batches: data.Batches,
+    ) -> Iterator[TrainState]:
+        """Yields the state at every hand-over; logs and shows the steps."""
+        config, guard = self.config, self.config.guard
+        every = (HAND_OVER, config.checkpoint.every, config.run.eval_every)
+        spikes = train.SpikeDetector(window=guard.window, sigmas=guard.sigmas)
+        for record in self.folder.rows("metrics.jsonl", self.policy, self.seed):
+            spikes.update(number(record["loss"]))
+        runs = train.train_phases(
+            lambda phase: program(phase).step,
+            schedule,
+            state,
+            map(self._place, batches),
+            steps=config.run.steps,
+            flops_per_token=models.flops_per_token(
+                config.model, sequence_length=config.data.sequence_length
+            ),
+            every=tuple(n for n in every if n),
+            max_skips=guard.max_skips,
+            # Several processes agree at hand-overs only.
+            stop=self.stop if jax.process_count() == 1 else lambda: False,
+            diagnose=lambda state, batch: program(
+                schedule.at(int(state.step) - 1)
+            ).diagnose(state, batch),
+        )
+        console = Console(stderr=True, quiet=jax.process_index() > 0)
+        label = f"{self.policy}, seed {self.seed}"
+        with train.Progress(label, steps=config.run.steps, console=console) as shown:
+            for state, records in runs:
+                for record in records:
+                    self._watch(record, is_spike=spikes.update(record["loss"]))
+                    self._write("metrics.jsonl", record)
+                shown.update(records)
+                yield state
+
+    def _watch(self, record: Row, *, is_spike: bool) -> None:
+        """Marks and reports a step that was skipped, or whose loss is a spike."""
+        record["spike"] = is_spike
+        if record["skipped"] or is_spike:
+            _log.warning(
+                "%s, seed %d: step %d %s (loss %.4f, gradient norm %.3g).",
+                self.policy,
+                self.seed,
+                record["step"],
+                "is skipped, as it is not finite" if record["skipped"] else "spikes",
+                record["loss"],
+                record["grad_norm"],
+            )
+
+    def _evaluate(self, program: Program, state: TrainState) -> Row:
+        """Returns the held-out loss, of all domains and of each."""
+        found = {
+            domain.name: train.evaluate(
+                program.evaluate,
+                state,
+                data.heldout_batches(self.corpus, self.config.data, domain=domain.name),
+                token_bytes=self.corpus.token_bytes,
+                place=self._place_whole,
+            )
+            for domain in self.corpus.domains
+        }
+        row = losses(train.Evaluation.sum(found.values()))
+        if len(found) > 1:
+            row["domains"] = {name: losses(each) for name, each in found.items()}
+        return row
+
+    def _checkpoints(self) -> Checkpoints:
+        settings = self.config.checkpoint
+        return Checkpoints(
+            self.folder.checkpoints(self.policy, self.seed),
+            config=identity(self.description)
+            | {"policy": self.policy, "seed": self.seed},
+            keep_last=settings.keep_last,
+            keep_every=settings.keep_every or None,
+        )
+
+    def _restored(
+        self,
+        checkpoints: Checkpoints,
+        state: TrainState,
+        batches: data.Batches,
+    ) -> TrainState:
+        """Returns the newest state that was saved, and sets the batches after it."""
+        found = checkpoints.restore(state)
+        step = 0 if found is None else int(found.state.step)
+        self.folder.rewind(self.policy, self.seed, step=step)
+        if found is None:
+            return state
+        batches.set_state(found.data)
+        _log.warning("%s, seed %d goes on after step %d.", self.policy, self.seed, step)
+        return found.state
+
+    def _write(self, name: str, row: Row) -> None:
+        self.folder.write(name, {"policy": self.policy, "seed": self.seed, **row})
+
+    def _place(self, batch: train.Batch) -> train.Batch:
+        """Puts the rows of this process on its devices."""
+        return batch if self.mesh is None else sharding.shard_rows(batch, self.mesh)
+
+    def _place_whole(self, batch: train.Batch) -> train.Batch:
+        """Puts a batch that every process has whole on the devices."""
+        rows, count = len(batch["inputs"]), jax.process_count()
+        first = jax.process_index() * rows // count
+        mine = slice(first, first + rows // count)
+        return self._place({name: value[mine] for name, value in batch.items()})
+
+
+def batches_of(corpus: Corpus, config: ExperimentConfig, seed: int) -> data.Batches:
+    """Returns what every policy trains on with a seed, without end.
+
+    Of several processes each gets its own rows.
+    """
+    drawn = dataclasses.replace(config.data, seed=config.data.seed + seed)
+    shard = (jax.process_index(), jax.process_count())
+    return data.train_batches(corpus, drawn, shard=shard)
+
+
+def losses(evaluation: train.Evaluation) -> Row:
+    """Returns an evaluation as logs have it."""
+    return {
+        "heldout_loss": evaluation.nats_per_token,
+        "bits_per_byte": evaluation.bits_per_byte,
+    }
+
+
+def multiples(period: int) -> range:
+    """Returns the positive multiples of a period; none of 0."""
+    return range(period, 2**62, period) if period else range(0)
+
+
+@functools.lru_cache(maxsize=2)
+def compiled(
+    graph: nnx.GraphDef, config: ExperimentConfig, mesh: Mesh | None
+) -> Program:
+    """Returns the programs of a phase, which compile once for all seeds of a policy."""
+    optimizer = train.make_optimizer(config.optim, steps=config.run.steps)
+    return Program(
+        step=train.make_train_step(
+            graph, optimizer, microbatches=config.run.microbatches, mesh=mesh
+        ),
+        evaluate=train.make_eval_step(graph),
+        diagnose=train.make_diagnosis(graph, config.model),
+    )

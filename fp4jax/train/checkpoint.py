@@ -1,0 +1,351 @@
+"""Checkpoints: the whole state of a run, written whole or not at all, read with care.
+
+A checkpoint is a folder named by its step, with the arrays of a `TrainState` by name,
+and a note of what the run is. Every array has a checksum that does not depend on how
+it is sharded, so that a run may go on upon other devices, and damage is found.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import orbax.checkpoint as ocp
+from jax import lax
+from jax.experimental import multihost_utils
+
+from fp4jax.train.state import TrainState
+
+_log = logging.getLogger(__name__)
+_FORMAT = 1
+_DAMAGED = "damaged-"  # what a checkpoint that cannot be read is renamed to
+
+Arrays = dict[str, jax.Array]
+Note = dict[str, Any]
+
+
+class Restored(NamedTuple):
+    """A state that was read back, and what was noted beside it."""
+
+    state: TrainState
+    data: Note
+
+
+class Checkpoints:
+    """The checkpoints of one run, in a folder of their own.
+
+    Arrays are copied when `save` is called and written while training goes on. A
+    checkpoint that could not be written, on a full disk for instance, is logged as an
+    error and counted in `failures`; training goes on, and the ones before it stay.
+
+    Args:
+      folder: made if need be.
+      config: what the run is, as JSON has it. A checkpoint of another config is never
+        read.
+      keep_last: how many of the newest to keep.
+      keep_every: also keeps those whose step is a multiple of it, for good.
+
+    Raises:
+      ValueError: `keep_last` or `keep_every` is not positive.
+
+    Example:
+      >>> import tempfile
+      >>> from flax import nnx
+      >>> import optax
+      >>> from fp4jax.train import make_state
+      >>> _, state = make_state(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), optax.sgd(0.1))
+      >>> with Checkpoints(tempfile.mkdtemp(), config={"lr": 0.1}) as checkpoints:
+      ...     checkpoints.save(state, data={"next": 0})
+      ...     checkpoints.wait()
+      ...     checkpoints.restore(state).data
+      {'next': 0}
+    """
+
+    def __init__(
+        self,
+        folder: Path | str,
+        *,
+        config: Mapping[str, Any],
+        keep_last: int = 2,
+        keep_every: int | None = None,
+    ):
+        for name, value in (("keep_last", keep_last), ("keep_every", keep_every)):
+            if value is not None and value < 1:
+                raise ValueError(
+                    f"Checkpoints: {name} must be positive, got {name}={value}."
+                )
+        self.failures = 0
+        self._folder = Path(folder).absolute()
+        # As it reads when it comes back: JSON has lists for tuples.
+        self._config = json.loads(json.dumps(config))
+        self._options = ocp.CheckpointManagerOptions(
+            max_to_keep=keep_last,
+            keep_period=keep_every,
+            cleanup_tmp_directories=True,
+            step_prefix=None,
+        )
+        self._opened: ocp.CheckpointManager | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    @property
+    def steps(self) -> Sequence[int]:
+        """The steps there are, from the first to the last."""
+        if not self._folder.is_dir():
+            return []
+        return sorted(self._manager.all_steps())
+
+    def save(self, state: TrainState, *, data: Mapping[str, Any]) -> bool:
+        """Begins to write a state, unless its step is there already.
+
+        Args:
+          state: may be consumed by the next training step.
+          data: of the batches that follow, as JSON has it.
+
+        Returns:
+          Whether the state is finite and its writing began.
+        """
+        step = int(state.step)
+        arrays = _arrays(state)
+        sums, finite = jax.device_get(_inspect(arrays))
+        broken = [name for name, is_finite in finite.items() if not is_finite]
+        if broken:
+            _log.error(
+                "The state of step %d is not saved: not finite in %s.",
+                step,
+                ", ".join(broken),
+            )
+            self.failures += 1
+            return False
+        note = {
+            "format": _FORMAT,
+            "config": self._config,
+            "config_hash": config_hash(self._config),
+            "data": dict(data),
+            "checksums": {name: int(value) for name, value in sums.items()},
+        }
+        try:
+            if step in self._manager.all_steps():
+                return True
+            return self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(arrays), note=ocp.args.JsonSave(note)
+                ),
+            )
+        except Exception as error:  # of the file system, in whatever wrapping
+            self._fail(error)
+            return False
+
+    def wait(self) -> None:
+        """Waits until all that was saved is on disk."""
+        if self._opened is None:
+            return
+        try:
+            self._opened.wait_until_finished()
+        except Exception as error:
+            self._fail(error)
+
+    def close(self) -> None:
+        """Waits, and lets go of the folder."""
+        self.wait()
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+    def restore(self, like: TrainState) -> Restored | None:
+        """Returns the newest state that can be read; None where there never was one.
+
+        A checkpoint that is truncated or corrupted is renamed, and the one before it
+        is read instead; the log says so.
+
+        Args:
+          like: of the same run, made anew: tells the names of arrays, their shapes, and
+            the devices that they are put on.
+
+        Raises:
+          ValueError: a checkpoint of another config, with the fields that differ; or
+            checkpoints of which none can be read.
+        """
+        steps = self.steps
+        for step in reversed(steps):
+            try:
+                return self._read(step, like)
+            except _OtherConfig:
+                raise
+            except Exception as error:  # whatever the libraries below make of damage
+                _log.error(
+                    "The checkpoint of step %d cannot be read, and is set aside as "
+                    "%s%d: %s",
+                    step,
+                    _DAMAGED,
+                    step,
+                    _first_line(error),
+                )
+                self._set_aside(step)
+        if steps:
+            raise ValueError(
+                f"Checkpoints: folder must hold one that can be read, got {len(steps)} "
+                f"that are damaged in {self._folder}. Remove it to begin anew."
+            )
+        return None
+
+    def _read(self, step: int, like: TrainState) -> Restored:
+        def restore(**args: Any) -> Any:
+            return self._manager.restore(step, args=ocp.args.Composite(**args))
+
+        note = restore(note=ocp.args.JsonRestore()).note
+        if differences := config_differences(note["config"], self._config):
+            raise _OtherConfig(
+                "Checkpoints: config must be that of the checkpoint at "
+                f"{self._folder / str(step)}, which has "
+                f"{'; '.join(differences)}. Use the same, or another folder."
+            )
+        target = {
+            name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+            for name, x in _arrays(like).items()
+        }
+        arrays = restore(state=ocp.args.StandardRestore(target)).state
+        sums, _ = jax.device_get(_inspect(arrays))
+        wrong = [n for n, value in sums.items() if note["checksums"].get(n) != value]
+        if wrong:
+            raise ValueError(f"checksum of {', '.join(wrong)}")
+        return Restored(_state(arrays, like), note["data"])
+
+    def _set_aside(self, step: int) -> None:
+        self.close()
+        if jax.process_index() == 0:
+            source = self._folder / str(step)
+            if source.exists():
+                source.rename(_unused(self._folder / f"{_DAMAGED}{step}"))
+        if jax.process_count() > 1:
+            multihost_utils.sync_global_devices(f"set aside {step}")
+
+    def _fail(self, error: Exception) -> None:
+        self.failures += 1
+        _log.error("A checkpoint is not written: %s", _first_line(error))
+        manager, self._opened = self._opened, None
+        if manager is not None:
+            try:
+                manager.close()
+            except Exception as another:
+                _log.debug("%s", another)
+
+    @property
+    def _manager(self) -> ocp.CheckpointManager:
+        """The manager; a new one after a failure, which removes what it has left."""
+        if self._opened is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._opened = ocp.CheckpointManager(self._folder, options=self._options)
+        return self._opened
+
+
+class _OtherConfig(ValueError):
+    pass
+
+
+def config_hash(config: Mapping[str, Any]) -> str:
+    """Returns the SHA-256 of a config, as JSON has it with sorted names."""
+    text = json.dumps(config, sort_keys=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def config_differences(old: Any, new: Any, path: str = "") -> list[str]:
+    """Returns each field of nested JSON that differs: `model.d_ff=512, not 256`.
+
+    Example:
+      >>> config_differences({"model": {"d_ff": 512}}, {"model": {"d_ff": 256}})
+      ['model.d_ff=512, not 256']
+    """
+    if isinstance(old, dict) and isinstance(new, dict):
+        names = [*old, *(name for name in new if name not in old)]
+        prefix = f"{path}." if path else ""
+        return [
+            difference
+            for name in names
+            for difference in config_differences(
+                old.get(name), new.get(name), f"{prefix}{name}"
+            )
+        ]
+    return [] if old == new else [f"{path}={_short(old)}, not {_short(new)}"]
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _arrays(state: TrainState) -> Arrays:
+    """Returns the arrays of a state by name, keys as the words that they hold."""
+    named, _ = jax.tree_util.tree_flatten_with_path(state)
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): (
+            jax.random.key_data(x) if _is_key(x) else x
+        )
+        for path, x in named
+    }
+
+
+def _state(arrays: Arrays, like: TrainState) -> TrainState:
+    """Returns the state that `_arrays` has taken apart."""
+    leaves, structure = jax.tree.flatten(like)
+
+    def leaf(name: str, old: jax.Array) -> jax.Array:
+        x = arrays[name]
+        if not _is_key(old):
+            return x
+        return jax.random.wrap_key_data(x, impl=jax.random.key_impl(old))
+
+    named = zip(_arrays(like), leaves, strict=True)
+    return jax.tree.unflatten(structure, [leaf(name, old) for name, old in named])
+
+
+def _is_key(x: Any) -> bool:
+    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+@jax.jit
+def _inspect(arrays: Arrays) -> tuple[Arrays, Arrays]:
+    """Returns the checksum of every array, and whether all of it is finite."""
+    sums = {name: _checksum(x) for name, x in arrays.items()}
+    return sums, {name: jnp.isfinite(x).all() for name, x in arrays.items()}
+
+
+def _checksum(x: jax.Array) -> jax.Array:
+    """Returns sum_i bits(x_i) (2 h(i) + 1) modulo 2^32, h a bijection of uint32.
+
+    Any single damaged element changes it, and swapped ones do with all likelihood. A
+    sum of integers does not depend on its order, so neither on the sharding.
+    """
+    if x.dtype == jnp.bool_:
+        x = x.astype(jnp.uint8)
+    unsigned = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
+    bits = lax.bitcast_convert_type(x, unsigned).astype(jnp.uint32)
+    index, stride = jnp.zeros(x.shape, jnp.uint32), 1
+    for axis in reversed(range(x.ndim)):
+        along = lax.broadcasted_iota(jnp.uint32, x.shape, axis)
+        index = index + along * jnp.uint32(stride % 2**32)
+        stride *= x.shape[axis]
+    index = (index ^ (index >> 16)) * jnp.uint32(0x85EBCA6B)
+    return jnp.sum(bits * (2 * index + 1), dtype=jnp.uint32)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
+def _unused(path: Path) -> Path:
+    """Returns the path, or with a number where something has its name."""
+    candidate, number = path, 1
+    while candidate.exists():
+        candidate, number = path.with_name(f"{path.name}.{number}"), number + 1
+    return candidate

@@ -1,0 +1,92 @@
+"""The folder of results: who may write, what it keeps, and how it is rewound."""
+
+import json
+import math
+
+import pytest
+
+from experiments.folder import Folder, number
+
+DESCRIPTION = {
+    "command": "train",
+    "corpus": "abc",
+    "config": {
+        "run": {"steps": 5},
+        "data": {"source": "here", "workers": 0},
+        "checkpoint": {"every": 1},
+    },
+    "policies": {"bf16": {"type": "Recipe"}},
+}
+
+
+def changed(**sections):
+    return DESCRIPTION | {"config": DESCRIPTION["config"] | sections}
+
+
+def test_one_command_at_a_time_has_it_open(tmp_path):
+    with Folder(tmp_path / "run", DESCRIPTION, resume=False):
+        with pytest.raises(ValueError, match="no other command writes to"):
+            Folder(tmp_path / "run", DESCRIPTION, resume=True)
+    with Folder(tmp_path / "run", DESCRIPTION, resume=True):
+        pass
+
+
+def test_it_is_not_written_to_twice_without_resume(tmp_path):
+    Folder(tmp_path / "run", DESCRIPTION, resume=False).__exit__()
+    with pytest.raises(ValueError, match="--out: must be a new or an empty folder"):
+        Folder(tmp_path / "run", DESCRIPTION, resume=False)
+
+
+def test_another_configuration_is_refused_with_the_fields_that_differ(tmp_path):
+    Folder(tmp_path, DESCRIPTION, resume=True).__exit__()
+    other = changed(run={"steps": 6}) | {"corpus": "abd"}
+    message = r'which has config\.run\.steps=5, not 6; corpus="abc", not "abd"\. Use'
+    with pytest.raises(ValueError, match=message):
+        Folder(tmp_path, other, resume=True)
+
+
+def test_what_is_kept_may_change(tmp_path):
+    Folder(tmp_path, DESCRIPTION, resume=True).__exit__()
+    moved = {"source": "there", "workers": 2}
+    other = changed(checkpoint={"every": 7}, data=moved) | {"command": "again"}
+    Folder(tmp_path, other, resume=True).__exit__()
+
+
+def test_a_line_that_was_cut_off_is_dropped(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    with Folder(tmp_path, DESCRIPTION, resume=True) as folder:
+        folder.write("metrics.jsonl", {"policy": "bf16", "seed": 0, "step": 1})
+    with path.open("a") as file:
+        file.write('{"policy": "bf1')
+    with Folder(tmp_path, DESCRIPTION, resume=True) as folder:
+        assert [r["step"] for r in folder.rows("metrics.jsonl", "bf16", 0)] == [1]
+        folder.write("metrics.jsonl", {"policy": "bf16", "seed": 0, "step": 2})
+    steps = [json.loads(line)["step"] for line in path.read_text().splitlines()]
+    assert steps == [1, 2]
+
+
+def test_rewinding_a_trial_leaves_the_others(tmp_path):
+    with Folder(tmp_path, DESCRIPTION, resume=True) as folder:
+        for policy in ("bf16", "ufp4"):
+            for step in (1, 2, 3):
+                row = {"policy": policy, "seed": 0, "step": step}
+                folder.write("metrics.jsonl", row)
+        folder.rewind("ufp4", 0, step=1)
+        folder.write("metrics.jsonl", {"policy": "ufp4", "seed": 0, "step": 2})
+        assert [r["step"] for r in folder.rows("metrics.jsonl", "bf16", 0)] == [1, 2, 3]
+        assert [r["step"] for r in folder.rows("metrics.jsonl", "ufp4", 0)] == [1, 2]
+
+
+def test_a_finished_trial_is_kept(tmp_path):
+    row = {"policy": "bf16", "seed": 1, "heldout_loss": 2.5, "failed_checkpoints": 2}
+    with Folder(tmp_path, DESCRIPTION, resume=True) as folder:
+        assert folder.finished("bf16", 1) is None
+        folder.finish(row)
+    with Folder(tmp_path, DESCRIPTION, resume=True) as folder:
+        assert folder.finished("bf16", 1) == row
+        assert folder.finished("bf16", 0) is None
+        assert folder.failed_checkpoints == 2
+
+
+def test_null_is_nan():
+    assert math.isnan(number(None)) and number(1.5) == 1.5
