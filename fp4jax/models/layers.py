@@ -42,6 +42,8 @@ class Linear(nnx.Linear):
       rngs: streams `params` (the kernel) and `quant` (the noise key).
     """
 
+    multiplies_kernel = True  # so that it can be quantized once for several calls
+
     def __init__(
         self,
         in_features: int,

@@ -24,6 +24,13 @@ class Microbatch(nnx.Variable):
     """Which part of the step's batch is processed, or None: all of it at once."""
 
 
+class QuantizedWeight(nnx.Variable):
+    """The layer's weight as its products multiply by it, a `PackedWeight`, or None.
+
+    `quantize_weights` writes it; None until then: every product quantizes its own.
+    """
+
+
 class Held(nnx.Variable):
     """Amaxes of x, w and dy, float32 [*stack, 3], where the recipe holds any.
 
@@ -53,6 +60,7 @@ class Gemm(nnx.Module):
         self.key = NoiseKey(jax.random.split(key, stack) if stack else key)
         self.step = QuantStep(None)
         self.microbatch = Microbatch(None)
+        self.weight = QuantizedWeight(None)
         self.held = Held(None)
         self.set_recipe(recipe)
 
@@ -110,6 +118,9 @@ class DotGeneral(Gemm):
         packed: PackedOperand | None = None,
     ) -> jax.Array:
         """Computes `fp4jax.dot_general` with this layer's recipe and state."""
+        packed_w = self.weight.get_value()
+        if packed_w is not None and packed_w.dtype != rhs.dtype:
+            packed_w = None  # the layer casts its kernel to something else
         return dot_general(
             lhs,
             rhs,
@@ -118,6 +129,7 @@ class DotGeneral(Gemm):
             preferred_element_type,
             out_sharding=out_sharding,
             packed=packed,
+            packed_w=packed_w,
             **self._arguments(),
         )
 

@@ -49,6 +49,7 @@ def set_step(
         if isinstance(node, Gemm):
             shape = node.key.get_value().shape
             fill = lambda value, shape=shape: jnp.broadcast_to(jnp.int32(value), shape)
+            node.weight.set_value(None)  # made of the weights of another step
             node.step.set_value(fill(step))
             node.microbatch.set_value(None if microbatch is None else fill(microbatch))
 
@@ -59,6 +60,7 @@ def clear_step(model: nnx.Module) -> None:
         if isinstance(node, Gemm):
             node.step.set_value(None)
             node.microbatch.set_value(None)
+            node.weight.set_value(None)
 
 
 def is_compiling() -> bool:

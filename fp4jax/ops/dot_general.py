@@ -10,14 +10,12 @@ from jax import lax
 from fp4jax.numerics import Site, checks
 from fp4jax.ops import native
 from fp4jax.ops.dims import DimensionNumbers, Dims
-from fp4jax.ops.gemms import Amaxes, Gemms
-from fp4jax.ops.held import sample
+from fp4jax.ops.gemms import NO_AMAXES, Gemms
 from fp4jax.ops.noise import Noise, check_microbatch
 from fp4jax.ops.observer import observed
-from fp4jax.ops.residuals import PackedOperand
+from fp4jax.ops.residuals import PackedOperand, PackedWeight
+from fp4jax.ops.vjp import NO_KEY, fp4_dot, pack_weight
 from fp4jax.recipes import Recipe
-
-_NO_AMAXES: Amaxes = (None, None, None)
 
 
 def dot_general(
@@ -35,6 +33,7 @@ def dot_general(
     step: jax.Array | int | None = None,
     microbatch: jax.Array | int | None = None,
     packed: PackedOperand | None = None,
+    packed_w: PackedWeight | None = None,
 ) -> jax.Array:
     """Computes a `lax.dot_general` whose forward and backward operands are quantized.
 
@@ -73,13 +72,15 @@ def dot_general(
         there. m must be whole blocks. Amaxes remain those of the call.
       packed: from `pack_x`, for recipes of packed residuals: one copy of what the
         backward pass needs of x, for all layers that take the same x.
+      packed_w: from `pack_w`: w, which is `rhs`, as fprop and dgrad multiply by it, so
+        that this call does not quantize it. The gradient is that of `rhs`.
 
     Returns:
       What `lax.dot_general` returns: [*batch, *lhs_free, *rhs_free].
 
     Raises:
       ValueError: a recipe that draws, without a key; several keys; a bad `weight`;
-        `held`, `step`, `microbatch` or `packed` that do not fit the recipe.
+        `held`, `step`, `microbatch`, `packed` or `packed_w` that do not fit the recipe.
       TypeError: operands that are not float, or whose dimensions do not match; a key
         that is none, or of another implementation than Threefry.
       NotImplementedError: a second derivative.
@@ -132,8 +133,9 @@ def dot_general(
     noise = Noise.of(key, microbatch, tokens=gemms.tokens)
     _check_packed(gemms, packed, rhs if weight == "lhs" else lhs, noise)
     step = None if step is None else jnp.asarray(step, jnp.int32)
+    _check_packed_w(gemms, packed_w, rhs, noise, held, step)
     with observed(gemms):
-        return fp4_dot(gemms, lhs, rhs, noise, held, step, packed)
+        return fp4_dot(gemms, lhs, rhs, noise, held, step, packed, packed_w)
 
 
 def pack_x(
@@ -172,20 +174,66 @@ def pack_x(
         )
     x = jnp.asarray(x)
     _check(x, x, recipe=recipe, key=key, is_forward=False)
-    aval = jax.typeof(x)
-    gemms = Gemms(
+    gemms = _gemms_of_one(x, recipe)
+    check_microbatch(microbatch, recipe, tokens=gemms.tokens, batch=0)
+    noise = Noise.of(key, microbatch, tokens=gemms.tokens)
+    return gemms.pack(x, noise, NO_AMAXES)
+
+
+def pack_w(
+    w: jax.Array,
+    *,
+    recipe: Recipe,
+    key: jax.Array | None = None,
+    held: jax.Array | None = None,
+    step: jax.Array | int | None = None,
+) -> PackedWeight:
+    """Quantizes a weight once, for several calls of `dot_general`.
+
+    Each is given the result as `packed_w`, beside the weight itself, which its gradient
+    is of. Where the recipe draws for w, the calls have one draw in common, as they have
+    w; where it holds the amax of w, that is sampled here.
+
+    Args:
+      w: [k, *n], of products that contract its first axis.
+      recipe: of the calls.
+      key: of the calls; needed where a site of w draws.
+      held: of the calls.
+      step: of the calls.
+
+    Raises:
+      ValueError, TypeError: as `dot_general`.
+
+    Example:
+      >>> from fp4jax import recipes
+      >>> x, w, recipe = jnp.ones((4, 32)), jnp.ones((32, 8)), recipes.ufp4()
+      >>> dims = (((1,), (0,)), ((), ()))
+      >>> packed = pack_w(w, recipe=recipe)
+      >>> dot_general(x, w, dims, recipe=recipe, packed_w=packed).shape
+      (4, 8)
+    """
+    w = jnp.asarray(w)
+    _check(w, w, recipe=recipe, key=key, is_forward=False)
+    _check_held(recipe, held, step)
+    if key is None and recipe.draws(Site.FPROP_W, Site.DGRAD_W):
+        raise ValueError(NO_KEY.format("to quantize the weight of"))
+    step = None if step is None else jnp.asarray(step, jnp.int32)
+    return pack_weight(_gemms_of_one(w, recipe), w, Noise(key), held, step)
+
+
+def _gemms_of_one(operand: jax.Array, recipe: Recipe) -> Gemms:
+    """Returns the static part of products of which one operand is known."""
+    aval = jax.typeof(operand)
+    return Gemms(
         recipe,
         batch=0,
         weight="rhs",
         precision=None,
-        dtype=x.dtype,
+        dtype=operand.dtype,
         out_sharding=None,
         lhs=aval,
         rhs=aval,
     )
-    check_microbatch(microbatch, recipe, tokens=gemms.tokens, batch=0)
-    noise = Noise.of(key, microbatch, tokens=gemms.tokens)
-    return gemms.pack(x, noise, _NO_AMAXES)
 
 
 def _check(
@@ -204,15 +252,7 @@ def _check(
     if recipe.compute == "native":
         native.check_device()
     if is_forward and key is None and recipe.draws(Site.FPROP_X, Site.FPROP_W):
-        raise ValueError(_NO_KEY.format("for the forward pass of"))
-
-
-_NO_KEY = (
-    "dot_general: key must be a PRNG key {} a recipe that draws random numbers, got "
-    "key=None. Pass key=..., a new one at every step; in a Flax NNX model call "
-    "fp4jax.nnx.set_step(model, step) inside the training step, to a Linen model give "
-    "rngs={{'quant': key}}, which its nn.scan and nn.vmap split."
-)
+        raise ValueError(NO_KEY.format("for the forward pass of"))
 
 
 def _check_held(recipe: Recipe, held: Any, step: Any) -> None:
@@ -242,7 +282,7 @@ def _check_packed(gemms: Gemms, packed: Any, x: jax.Array, noise: Noise) -> None
             "dot_general: packed must be None unless the recipe's residuals are "
             f"'packed', got residuals={gemms.recipe.residuals!r}."
         )
-    expected = jax.eval_shape(lambda: gemms.pack(x, noise, _NO_AMAXES))
+    expected = jax.eval_shape(lambda: gemms.pack(x, noise, NO_AMAXES))
     if jax.tree.structure(packed) != jax.tree.structure(expected):
         raise ValueError(
             "dot_general: packed must be what pack_x makes of this x and recipe, got "
@@ -250,78 +290,17 @@ def _check_packed(gemms: Gemms, packed: Any, x: jax.Array, noise: Noise) -> None
         )
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def fp4_dot(gemms: Gemms, lhs, rhs, noise, held, step, packed) -> jax.Array:
-    """Computes `dot_general` on canonical operands; programs name it so."""
-    del step, packed  # a pass that is not differentiated samples nothing, saves nothing
-    return gemms.forward(lhs, rhs, noise, _amaxes(gemms, lhs, rhs, held, None))
-
-
-def _fp4_dot_fwd(gemms: Gemms, lhs, rhs, noise, held, step, packed):
-    if noise.key is None and gemms.recipe.draws():
-        raise ValueError(_NO_KEY.format("to differentiate"))
-    lhs, rhs = _first_order_only(lhs), _first_order_only(rhs)
-    amaxes = _amaxes(gemms, lhs, rhs, held, step)
-    y = gemms.forward(lhs, rhs, noise, amaxes)
-    if gemms.recipe.residuals == "packed":
-        x = lhs if gemms.x_position == "lhs" else rhs
-        packed = gemms.pack(x, noise, amaxes) if packed is None else packed
-        lhs, rhs = (packed, rhs) if gemms.x_position == "lhs" else (lhs, packed)
-    return y, (lhs, rhs, noise, held, step, amaxes)
-
-
-def _fp4_dot_bwd(gemms: Gemms, residuals, g: jax.Array):
-    lhs, rhs, noise, held, step, (x_amax, w_amax, _) = residuals
-    g = _first_order_only(g)
-    lhs, rhs = (
-        x if isinstance(x, PackedOperand) else _first_order_only(x) for x in (lhs, rhs)
-    )
-    dy_amax = _amax(gemms, 2, g, held, step)
-    amaxes = (x_amax, w_amax, dy_amax)
-    dlhs, drhs = gemms.backward(lhs, rhs, g, noise, amaxes)
-    return dlhs, drhs, None, _new_state(held, amaxes), None, None
-
-
-fp4_dot.defvjp(_fp4_dot_fwd, _fp4_dot_bwd)
-
-
-def _amaxes(gemms: Gemms, lhs, rhs, held, step) -> Amaxes:
-    """Returns the amaxes of x and of w that are held; that of dy comes later."""
-    x, w = (lhs, rhs) if gemms.x_position == "lhs" else (rhs, lhs)
-    return _amax(gemms, 0, x, held, step), _amax(gemms, 1, w, held, step), None
-
-
-def _amax(gemms: Gemms, operand: int, x, held, step) -> jax.Array | None:
-    every = gemms.recipe.every[operand]
-    if held is None or every is None:
-        return None
-    return sample(x, _float32(held)[operand], every=every, step=step)
-
-
-def _new_state(held: jax.Array | None, amaxes: Amaxes) -> jax.Array | None:
-    """Returns the cotangent of `held`: what it becomes."""
-    if held is None:
-        return None
-    old = _float32(held)
-    new = jnp.stack([old[i] if a is None else a for i, a in enumerate(amaxes)])
-    new = jnp.where(jnp.isfinite(new), new, old)
-    return lax.convert_element_type(new, held.dtype)
-
-
-def _float32(held: jax.Array) -> jax.Array:
-    return lax.convert_element_type(held, jnp.float32)
-
-
-@jax.custom_vjp
-def _first_order_only(x: jax.Array) -> jax.Array:
-    return x
-
-
-def _no_second_order(*_):
-    raise NotImplementedError(
-        "dot_general: the derivative must be of first order, got a second derivative "
-        "through a quantized GEMM, which is not defined. Use recipe=None for it."
-    )
-
-
-_first_order_only.defvjp(_no_second_order, _no_second_order)
+def _check_packed_w(gemms: Gemms, packed_w: Any, w, noise, held, step) -> None:
+    if packed_w is None:
+        return
+    if gemms.weight != "rhs" or gemms.batch:
+        raise ValueError(
+            "dot_general: packed_w must be None unless w is rhs and there are no batch "
+            f"dimensions, got weight={gemms.weight!r} and {gemms.batch} of them."
+        )
+    expected = jax.eval_shape(lambda: pack_weight(gemms, w, noise, held, step))
+    if jax.tree.structure(packed_w) != jax.tree.structure(expected):
+        raise ValueError(
+            "dot_general: packed_w must be what pack_w makes of this w and recipe, got "
+            f"{jax.tree.structure(packed_w)} instead of {jax.tree.structure(expected)}."
+        )

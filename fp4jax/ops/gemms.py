@@ -19,8 +19,10 @@ from fp4jax.ops.residuals import PackedOperand, pack_operand, unpack_operand
 from fp4jax.recipes import Recipe
 
 Position = Literal["lhs", "rhs"]
+Input = jax.Array | PackedOperand
 # Of x, w and dy; None where an amax is not held.
 Amaxes = tuple[jax.Array | None, jax.Array | None, jax.Array | None]
+NO_AMAXES: Amaxes = (None, None, None)
 
 _COMPUTE = {"bf16": jnp.bfloat16, "f32": jnp.float32, "native": jnp.bfloat16}
 
@@ -53,9 +55,9 @@ class Gemms:
     rhs: Any
 
     def forward(
-        self, lhs: jax.Array, rhs: jax.Array, noise: Noise, amaxes: Amaxes
+        self, lhs: Input, rhs: Input, noise: Noise, amaxes: Amaxes
     ) -> jax.Array:
-        """Returns y, [*batch, *m, *n]."""
+        """Returns y, [*batch, *m, *n], of arrays or of what they were packed to."""
         return self._multiply(
             self._fprop_operand(lhs, "lhs", noise, amaxes),
             self._fprop_operand(rhs, "rhs", noise, amaxes),
@@ -69,7 +71,7 @@ class Gemms:
         """Returns the cotangents of lhs and rhs, from that of the result.
 
         Args:
-          lhs: the array, or where x is packed its `PackedOperand`.
+          lhs: the array, or where it is packed its `PackedOperand`.
           rhs: likewise.
           g: the cotangent of the result.
           noise: of the call.
@@ -102,6 +104,22 @@ class Gemms:
         assert quantizer is not None
         return pack_operand(operand, quantizer)
 
+    def pack_w(
+        self, w: jax.Array, noise: Noise, amaxes: Amaxes
+    ) -> tuple[PackedOperand | None, PackedOperand | None]:
+        """Returns w as fprop and dgrad multiply by it, None where not quantized."""
+        of_fprop, of_dgrad = (
+            self.recipe.sites[site] for site in (Site.FPROP_W, Site.DGRAD_W)
+        )
+        fprop = self._fprop_operand(w, self.weight, noise, amaxes)
+        packed = None if of_fprop is None else pack_operand(fprop, of_fprop)
+        if of_dgrad is None:
+            return packed, None
+        if self.recipe.source == "fprop":
+            w = fprop.dequantized(w.shape)
+        dgrad = self._backward_operand(w, self.weight, noise, amaxes)
+        return packed, pack_operand(dgrad, of_dgrad)
+
     @property
     def tokens(self) -> int:
         """Rows of x in each element of the batch dimensions."""
@@ -129,6 +147,8 @@ class Gemms:
         )
 
     def _fprop_operand(self, x, position: Position, noise, amaxes: Amaxes) -> Operand:
+        if isinstance(x, PackedOperand):
+            return unpack_operand(x)
         site = Site.FPROP_W if position == self.weight else Site.FPROP_X
         axis = x.ndim - 1 if position == "lhs" else self.batch
         return self._operand(x, axis, site, noise, amaxes)
@@ -149,7 +169,7 @@ class Gemms:
         shape = (self.lhs if position == "lhs" else self.rhs).shape
         if isinstance(x, PackedOperand):
             operand = unpack_operand(x)
-            if self.recipe.source == "original":
+            if operand.site not in (Site.FPROP_X, Site.FPROP_W):
                 return operand
             x = operand.dequantized(shape)
         elif self.recipe.source == "fprop":

@@ -1,11 +1,13 @@
-"""Packed residuals: what the backward pass needs of x, in 4 bits an element.
+"""Packed operands: what is kept of x for the backward pass, and of w for a step.
 
 The weight gradient is made of the quantized x. Saved as codes and scales, it takes 4.5
 bits an element with one-byte scales for 16, 6 with float32 ones, where x takes 16, and
-the gradient is the same bit for bit.
+the gradient is the same bit for bit. A weight that several calls multiply by is
+quantized once in the same way.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 from jax import lax
@@ -47,6 +49,26 @@ class PackedOperand:
     site: Site = dataclasses.field(metadata={"static": True})
     blocked_shape: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     blocked_axes: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PackedWeight:
+    """A weight as the products of one step multiply by it.
+
+    Attributes:
+      fprop: in y = x w; None where w is not quantized for it.
+      dgrad: in dx = dy w^T; likewise.
+      amax: float32 [], where the recipe holds that of w: what it is now.
+      shape: of w.
+      dtype: of w.
+    """
+
+    fprop: PackedOperand | None
+    dgrad: PackedOperand | None
+    amax: jax.Array | None
+    shape: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+    dtype: Any = dataclasses.field(metadata={"static": True})
 
 
 def pack_operand(operand: Operand, quantizer: Quantizer) -> PackedOperand:

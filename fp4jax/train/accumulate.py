@@ -7,7 +7,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from fp4jax.nnx import Held, set_step, value_and_grad
+from fp4jax.nnx import (
+    Held,
+    QuantizedWeight,
+    quantize_weights,
+    set_step,
+    value_and_grad,
+)
 from fp4jax.train.losses import Batch, token_losses
 from fp4jax.train.state import TrainState
 
@@ -33,17 +39,19 @@ def accumulate(
     """
     weight = jnp.maximum(jnp.sum(batch["loss_mask"].astype(jnp.float32)), 1)
 
-    def part(rows: Batch, index: jax.Array | None) -> tuple[Any, Any, Any]:
+    def part(rows: Batch, index: Any, weights: nnx.State) -> tuple[Any, Any, Any]:
         model = nnx.merge(graph, state.params, state.held, state.rest, copy=True)
         set_step(model, state.step, microbatch=index)
+        nnx.update(model, weights)
         loss, grads = value_and_grad(_share)(model, rows, weight)
         return loss, grads, nnx.state(model, Held)
 
     if microbatches == 1:
-        return part(batch, None)
+        return part(batch, None, nnx.State({}))
+    weights = _quantized_weights(graph, state)
 
     def add(sums: tuple[Any, Any, Any], x: tuple[jax.Array, Batch]):
-        loss, grads, held = part(x[1], x[0])
+        loss, grads, held = part(x[1], x[0], weights)
         added = jax.tree.map(jnp.add, sums[:2], (loss, grads))
         # Amaxes are not negative, and those of the whole are the largest of the parts.
         return (*added, jax.tree.map(jnp.maximum, sums[2], held)), None
@@ -53,6 +61,14 @@ def accumulate(
     )
     parts = jax.tree.map(lambda x: _split(x, microbatches), dict(batch))
     return lax.scan(add, zeros, (jnp.arange(microbatches), parts))[0]
+
+
+def _quantized_weights(graph: nnx.GraphDef, state: TrainState) -> nnx.State:
+    """Returns what the microbatches have in common."""
+    model = nnx.merge(graph, state.params, state.held, state.rest, copy=True)
+    set_step(model, state.step)
+    quantize_weights(model)
+    return nnx.state(model, QuantizedWeight)
 
 
 def _split(x: jax.Array, parts: int) -> jax.Array:

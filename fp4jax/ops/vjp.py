@@ -1,0 +1,122 @@
+"""The differentiation of a quantized product: what is saved, and what comes back."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fp4jax.ops.gemms import Amaxes, Gemms
+from fp4jax.ops.held import sample
+from fp4jax.ops.noise import Noise
+from fp4jax.ops.residuals import PackedOperand, PackedWeight
+
+NO_KEY = (
+    "dot_general: key must be a PRNG key {} a recipe that draws random numbers, got "
+    "key=None. Pass key=..., a new one at every step; in a Flax NNX model call "
+    "fp4jax.nnx.set_step(model, step) inside the training step, to a Linen model give "
+    "rngs={{'quant': key}}, which its nn.scan and nn.vmap split."
+)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def fp4_dot(gemms: Gemms, lhs, rhs, noise, held, step, packed, packed_w) -> jax.Array:
+    """Computes `dot_general` on canonical operands; programs name it so."""
+    del step, packed  # a pass that is not differentiated samples nothing, saves nothing
+    amaxes = _amaxes(gemms, lhs, rhs, held, None, packed_w)
+    return gemms.forward(lhs, _fprop_w(rhs, packed_w), noise, amaxes)
+
+
+def _fp4_dot_fwd(gemms: Gemms, lhs, rhs, noise, held, step, packed, packed_w):
+    if noise.key is None and gemms.recipe.draws():
+        raise ValueError(NO_KEY.format("to differentiate"))
+    lhs, rhs = _first_order_only(lhs), _first_order_only(rhs)
+    amaxes = _amaxes(gemms, lhs, rhs, held, step, packed_w)
+    y = gemms.forward(lhs, _fprop_w(rhs, packed_w), noise, amaxes)
+    x, w = (lhs, rhs) if gemms.x_position == "lhs" else (rhs, lhs)
+    if gemms.recipe.residuals == "packed":
+        x = gemms.pack(x, noise, amaxes) if packed is None else packed
+    if packed_w is not None:
+        w = _dgrad_w(gemms, w, packed_w)
+    lhs, rhs = (x, w) if gemms.x_position == "lhs" else (w, x)
+    return y, (lhs, rhs, noise, held, step, amaxes)
+
+
+def _fp4_dot_bwd(gemms: Gemms, residuals, g: jax.Array):
+    lhs, rhs, noise, held, step, (x_amax, w_amax, _) = residuals
+    g = _first_order_only(g)
+    lhs, rhs = (
+        x if isinstance(x, PackedOperand) else _first_order_only(x) for x in (lhs, rhs)
+    )
+    dy_amax = _amax(gemms, 2, g, held, step)
+    amaxes = (x_amax, w_amax, dy_amax)
+    dlhs, drhs = gemms.backward(lhs, rhs, g, noise, amaxes)
+    return dlhs, drhs, None, _new_state(held, amaxes), None, None, None
+
+
+fp4_dot.defvjp(_fp4_dot_fwd, _fp4_dot_bwd)
+
+
+def pack_weight(gemms: Gemms, w, noise: Noise, held, step) -> PackedWeight:
+    """Returns what the calls of one w have in common."""
+    amax = _amax(gemms, 1, w, held, step)
+    fprop, dgrad = gemms.pack_w(w, noise, (None, amax, None))
+    return PackedWeight(fprop, dgrad, amax, shape=w.shape, dtype=w.dtype)
+
+
+def _fprop_w(w: jax.Array, packed: PackedWeight | None) -> jax.Array | PackedOperand:
+    return w if packed is None or packed.fprop is None else packed.fprop
+
+
+def _dgrad_w(
+    gemms: Gemms, w: jax.Array, packed: PackedWeight
+) -> jax.Array | PackedOperand:
+    """Returns what the backward pass saves of w."""
+    if packed.dgrad is not None:
+        return packed.dgrad
+    return _fprop_w(w, packed) if gemms.recipe.source == "fprop" else w
+
+
+def _amaxes(gemms: Gemms, lhs, rhs, held, step, packed_w) -> Amaxes:
+    """Returns the amaxes of x and of w that are held; that of dy comes later."""
+    x, w = (lhs, rhs) if gemms.x_position == "lhs" else (rhs, lhs)
+    x_amax = _amax(gemms, 0, x, held, step)
+    if packed_w is not None:
+        return x_amax, packed_w.amax, None
+    return x_amax, _amax(gemms, 1, w, held, step), None
+
+
+def _amax(gemms: Gemms, operand: int, x, held, step) -> jax.Array | None:
+    every = gemms.recipe.every[operand]
+    if held is None or every is None:
+        return None
+    return sample(x, _float32(held)[operand], every=every, step=step)
+
+
+def _new_state(held: jax.Array | None, amaxes: Amaxes) -> jax.Array | None:
+    """Returns the cotangent of `held`: what it becomes."""
+    if held is None:
+        return None
+    old = _float32(held)
+    new = jnp.stack([old[i] if a is None else a for i, a in enumerate(amaxes)])
+    new = jnp.where(jnp.isfinite(new), new, old)
+    return lax.convert_element_type(new, held.dtype)
+
+
+def _float32(held: jax.Array) -> jax.Array:
+    return lax.convert_element_type(held, jnp.float32)
+
+
+@jax.custom_vjp
+def _first_order_only(x: jax.Array) -> jax.Array:
+    return x
+
+
+def _no_second_order(*_):
+    raise NotImplementedError(
+        "dot_general: the derivative must be of first order, got a second derivative "
+        "through a quantized GEMM, which is not defined. Use recipe=None for it."
+    )
+
+
+_first_order_only.defvjp(_no_second_order, _no_second_order)
