@@ -174,7 +174,7 @@ def pack_x(
         )
     x = jnp.asarray(x)
     _check(x, x, recipe=recipe, key=key, is_forward=False)
-    gemms = _gemms_of_one(x, recipe)
+    gemms = Gemms.of_one(x, recipe)
     check_microbatch(microbatch, recipe, tokens=gemms.tokens, batch=0)
     noise = Noise.of(key, microbatch, tokens=gemms.tokens)
     return gemms.pack(x, noise, NO_AMAXES)
@@ -218,22 +218,8 @@ def pack_w(
     if key is None and recipe.draws(Site.FPROP_W, Site.DGRAD_W):
         raise ValueError(NO_KEY.format("to quantize the weight of"))
     step = None if step is None else jnp.asarray(step, jnp.int32)
-    return pack_weight(_gemms_of_one(w, recipe), w, Noise(key), held, step)
-
-
-def _gemms_of_one(operand: jax.Array, recipe: Recipe) -> Gemms:
-    """Returns the static part of products of which one operand is known."""
-    aval = jax.typeof(operand)
-    return Gemms(
-        recipe,
-        batch=0,
-        weight="rhs",
-        precision=None,
-        dtype=operand.dtype,
-        out_sharding=None,
-        lhs=aval,
-        rhs=aval,
-    )
+    w, held = lax.stop_gradient((w, held))
+    return pack_weight(Gemms.of_one(w, recipe), w, Noise(key), held, step)
 
 
 def _check(

@@ -54,6 +54,12 @@ class Gemms:
     lhs: Any
     rhs: Any
 
+    @classmethod
+    def of_one(cls, operand: jax.Array, recipe: Recipe) -> "Gemms":
+        """Returns that of products without batch axes of which one operand is known."""
+        aval = jax.typeof(operand)
+        return cls(recipe, 0, "rhs", None, operand.dtype, None, aval, aval)
+
     def forward(
         self, lhs: Input, rhs: Input, noise: Noise, amaxes: Amaxes
     ) -> jax.Array:

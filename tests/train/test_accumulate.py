@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +14,7 @@ from fp4jax import recipes
 from fp4jax.models import Transformer
 from fp4jax.policies import Policy
 from fp4jax.train import OptimConfig, make_optimizer, make_state, make_train_step
+from fp4jax.train import accumulate as module
 from fp4jax.train.accumulate import accumulate
 from tests.cases import SMALL
 
@@ -108,6 +110,60 @@ def test_one_step_is_that_of_the_batch():
         results.append(metrics)
     for name, value in results[0].items():
         assert float(results[1][name]) == pytest.approx(float(value), rel=1e-5)
+
+
+def test_weights_quantized_once_give_the_same_bits(monkeypatch):
+    graph, state = start(recipes.ti2d())
+    once = gradients(graph, state, 4)
+    monkeypatch.setattr(module, "quantize_weights", lambda model: None)
+    each = jax.jit(
+        functools.partial(accumulate, graph, microbatches=4),
+        compiler_options={"xla_allow_excess_precision": False},
+    )(state, make_batch())
+    chex.assert_trees_all_equal(once, each)
+
+
+@pytest.mark.parametrize("name", ["quartet2", "ue5m3"])
+def test_no_weight_is_quantized_in_the_loop_over_microbatches(name, monkeypatch):
+    config = dataclasses.replace(SMALL, remat="full")
+    graph, state = start(getattr(recipes, name)(), config)
+    kernels = {
+        leaf.shape[1:]
+        for path, leaf in jax.tree.leaves_with_path(state.params)
+        if "kernel" in jax.tree_util.keystr(path)
+    }
+
+    def inside_and_outside():
+        run = functools.partial(accumulate, graph, microbatches=3)
+        program = jax.make_jaxpr(run)(state, make_batch(12))  # 128 tokens in a part
+        found = list(quantized(program.jaxpr, length=3))
+        return (
+            sum(within and shape in kernels for shape, within in found),
+            sum(not within and shape[1:] in kernels for shape, within in found),
+        )
+
+    assert inside_and_outside() == (0, 7 * 2)
+    monkeypatch.setattr(module, "quantize_weights", lambda model: None)
+    inside, outside = inside_and_outside()
+    assert inside >= 7 * 2 and outside == 0
+
+
+def quantized(jaxpr, *, length, inside=False):
+    """Yields the shapes that a program quantizes, and whether within a long scan."""
+    for eqn in jaxpr.eqns:
+        if eqn.params.get("name") == "fp4_quantize":
+            if eqn.invars:  # differentiation leaves one of constants behind
+                yield eqn.invars[0].aval.shape, inside
+            continue
+        in_scan = eqn.primitive.name == "scan" and eqn.params["length"] == length
+        for sub in jax.tree.leaves(list(eqn.params.values()), is_leaf=is_jaxpr):
+            if is_jaxpr(sub):
+                sub = getattr(sub, "jaxpr", sub)
+                yield from quantized(sub, length=length, inside=inside or in_scan)
+
+
+def is_jaxpr(x):
+    return hasattr(x, "eqns") or hasattr(x, "jaxpr")
 
 
 @pytest.mark.parametrize("microbatches", [0, -1, 1.5, True])
