@@ -284,6 +284,17 @@ def test_prints_shows_and_stores():
     assert row["gemms"]["wgrad"]["contraction"] == 18
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"), [("ue5m3", True), ("nvfp4", True), ("ufp4", False)]
+)
+def test_says_that_a_tensor_amax_is_of_a_microbatch(name, expected):
+    model = nnx.Linear(64, 32, rngs=nnx.Rngs(0))
+    recipe = getattr(recipes, name)()
+    fp4jax.nnx.quantize_model(model, recipe, rngs=nnx.Rngs(1))
+    table = fp4jax.explain(model)
+    assert ("per microbatch" in str(table)) == bool(table.notes) == expected
+
+
 def test_errors():
     with pytest.raises(TypeError, match="explain: model must be a Flax NNX or Linen"):
         explain(lambda x: x)

@@ -9,6 +9,12 @@ import rich.table
 
 from fp4jax.explanation.matmul import GEMMS, Matmul
 
+_WEIGHT = 1  # among the operands x, w and dy of a site
+_OF_A_CALL = (
+    "fresh, held: the amax of x and of dy is taken per microbatch, of the rows of one "
+    "call, not of the whole batch."
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
@@ -28,13 +34,27 @@ class Explanation:
         """
         return sum(matmul.quantizations for matmul in self.matmuls)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a line of the table does not show."""
+        recipes = [matmul.recipe for matmul in self.matmuls if matmul.recipe]
+        quantizers = [
+            quantizer
+            for recipe in recipes
+            for site, quantizer in recipe.sites.items()
+            if site.operand != _WEIGHT
+        ]
+        takes_amax = any(q is not None and q.tensor_scale for q in quantizers)
+        return (_OF_A_CALL,) if takes_amax else ()
+
     def to_json(self) -> list[dict[str, Any]]:
         """Returns what `json.dumps` takes: one dict for each product."""
         return [matmul.to_json() for matmul in self.matmuls]
 
     def _table(self) -> rich.table.Table:
+        count = f"{self.quantizations} quantizations, forward and backward"
         table = rich.table.Table(
-            caption=f"{self.quantizations} quantizations, forward and backward",
+            caption="\n".join((count, *self.notes)),
             show_lines=True,
         )
         for column in ("layer", "m x k x n", "compute", *GEMMS):

@@ -166,6 +166,19 @@ def is_jaxpr(x):
     return hasattr(x, "eqns") or hasattr(x, "jaxpr")
 
 
+def test_the_state_is_updated_in_its_own_memory():
+    config = OptimConfig(lr=0.01, moment_dtype="bfloat16")
+    optimizer = make_optimizer(config, steps=8)
+    model = Transformer(ONE_LAYER, Policy(recipes.bf16()), rngs=nnx.Rngs(0))
+    graph, state = make_state(model, optimizer.transform)
+    step = make_train_step(graph, optimizer, microbatches=2)
+    program = step.lower(state, make_batch()).compile()
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    params = sum(leaf.nbytes for leaf in jax.tree.leaves(state.params))
+    assert program.memory_analysis().alias_size_in_bytes == size
+    assert 2 * params < size < 2.1 * params  # two moments of half the bytes
+
+
 @pytest.mark.parametrize("microbatches", [0, -1, 1.5, True])
 def test_a_bad_number_raises(microbatches):
     graph, _ = start(recipes.bf16())

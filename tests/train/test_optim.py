@@ -6,6 +6,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
@@ -37,6 +38,12 @@ def schedule(kind, steps=100, **changes):
         ({"b2": 1.0}, r"b2 must lie in \[0, 1\), got b2=1.0"),
         ({"warmup": -0.1}, r"warmup must lie in \[0, 1\], got warmup=-0.1"),
         ({"weight_decay": -1.0}, "weight_decay must not be negative"),
+        ({"moment_dtype": "float16"}, "moment_dtype must be one of float32, bfloat16"),
+        (
+            {"moment_dtype": "bfloat16", "b2": 0.99},
+            r"b2 must be at most 1 - 2\^-5 with moment_dtype='bfloat16', got b2=0.99",
+        ),
+        ({"moment_dtype": "bfloat16", "b1": 0.98}, r"b1 must be at most 1 - 2\^-5"),
         ({"warmup": 0.5, "decay": 0.6}, "decay must be at most 1 - warmup = 0.5"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -115,3 +122,42 @@ def test_first_update_is_adamw_of_the_clipped_gradient():
     moments = state[1][0].mu
     np.testing.assert_allclose(moments["kernel"], [[0.1 * 0.6, 0]], atol=1e-6)
     np.testing.assert_allclose(moments["scale"], [0, 0.1 * 0.8], atol=1e-6)
+
+
+@pytest.mark.parametrize("b", [0.9, 1 - 2**-5])
+def test_bfloat16_moments_rise_and_fall_with_the_gradient(b):
+    config = OptimConfig(lr=0.1, schedule="constant", warmup=0.0, b1=b, b2=b)
+    config = dataclasses.replace(config, moment_dtype="bfloat16")
+    transform = make_optimizer(config, steps=10).transform
+    params = {"kernel": jnp.ones(400)}
+    grads = {"kernel": jax.random.normal(jax.random.key(0), (400,)) / 400}
+
+    @jax.jit
+    def run(state, grads):
+        update = lambda _, state: transform.update(grads, state, params)[1]
+        return jax.lax.fori_loop(0, 1000, update, state)
+
+    risen = run(transform.init(params), grads)
+    fallen = run(risen, jax.tree.map(jnp.zeros_like, grads))
+    for name, target in (("mu", grads["kernel"]), ("nu", grads["kernel"] ** 2)):
+        high, low = (optax.tree.get(s, name)["kernel"] for s in (risen, fallen))
+        assert high.dtype == jnp.bfloat16
+        error = np.abs(high.astype(jnp.float32) - target)
+        assert (error <= 2**-8 / (1 - b) * np.abs(high) * (1 + 2**-8)).all()
+        assert (np.abs(low) <= 1e-9 * np.abs(high)).all()
+
+
+def test_the_update_is_made_of_float32_moments():
+    base = OptimConfig(lr=0.1, schedule="constant", warmup=0.0)
+    params = {"kernel": jax.random.normal(jax.random.key(0), (64,))}
+    grads = jax.tree.map(lambda x: x / 100, params)
+    updates = []
+    for dtype in ("float32", "bfloat16"):
+        config = dataclasses.replace(base, moment_dtype=dtype)
+        transform = make_optimizer(config, steps=10).transform
+        update, state = transform.update(grads, transform.init(params), params)
+        updates.append(update["kernel"])
+    # The first step has no rounded past.
+    np.testing.assert_array_equal(*updates)
+    mu = optax.tree.get(state, "mu")["kernel"]
+    assert mu.dtype == jnp.bfloat16

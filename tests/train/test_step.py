@@ -97,7 +97,8 @@ def test_a_step_consumes_its_state_and_keeps_what_is_not_trained(bf16):
     _, before = bf16.start()
     keys = jax.device_get(jax.tree.map(jax.random.key_data, before.rest))
     after, _ = bf16.step(before, make_batch())
-    assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before.params))
+    changed = jax.tree.leaves((before.step, before.params, before.opt_state))
+    assert all(leaf.is_deleted() for leaf in changed)
     assert int(after.step) == 1
     chex.assert_trees_all_equal(jax.tree.map(jax.random.key_data, after.rest), keys)
     chex.assert_tree_all_finite(after.params)
