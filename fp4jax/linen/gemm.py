@@ -27,7 +27,9 @@ class DotGeneral(nn.Module):
     Give `apply` a new key at every step, `rngs={"quant": key}`. Each layer, each call
     of a layer, and each layer of an `nn.scan` then draws noise of its own; that of a
     recomputation under `nn.remat` is the same. Without the stream there is no key:
-    evaluation needs none, and differentiating a recipe that draws raises.
+    evaluation needs none, and differentiating a recipe that draws raises. Where a batch
+    is processed in parts, give each a key of its own: what is drawn is then as random
+    as, but not the same as for the whole batch, which `fp4jax.nnx.set_step` can do.
 
     A recipe that holds amaxes has them in the collection "_overwrite_with_gradient",
     whose gradient is its next value: train with `fp4jax.linen.value_and_grad` or with

@@ -68,6 +68,8 @@ def test_the_model_follows_the_vocabulary_of_the_data():
         ("model.head_dim=3", ValueError, "ModelConfig: head_dim must be even"),
         ("data.batch_size=0", ValueError, "DataConfig: batch_size must be at least 1"),
         ("run.average=0", ValueError, "RunConfig: average must be at least 1"),
+        ("run.microbatches=0", ValueError, "RunConfig: microbatches must be at least"),
+        ("run.microbatches=7", ValueError, "batch_size must be a multiple of run.mic"),
     ],
 )
 def test_a_bad_assignment_is_one_sentence(assignment, error, message):
@@ -94,6 +96,11 @@ def test_every_setting_can_be_assigned_its_own_value():
     config = presets.resolve()
     for path, value in presets.settings(config).items():
         assert presets.assign(config, [f"{path}={value}"]) == config
+
+
+def test_a_batch_and_its_parts_change_together():
+    assignments = ["run.microbatches=7", "data.batch_size=21"]
+    assert presets.resolve(assignments=assignments).run.microbatches == 7
 
 
 def test_seeds_that_pass_the_largest_raise():

@@ -83,3 +83,20 @@ def test_a_step_that_a_program_would_hold_constant_raises(jit):
 def test_a_step_that_is_no_integer_scalar_raises(step):
     with pytest.raises(TypeError, match="step must be an integer scalar"):
         fp4jax.nnx.set_step(Pair(recipes.bf16()), step)
+
+
+@pytest.mark.parametrize("microbatch", [1.0, True, np.arange(2)], ids=repr)
+def test_a_microbatch_that_is_no_integer_scalar_raises(microbatch):
+    with pytest.raises(TypeError, match="microbatch must be an integer scalar"):
+        fp4jax.nnx.set_step(Pair(recipes.bf16()), 0, microbatch=microbatch)
+
+
+def test_a_step_without_a_microbatch_is_of_the_whole_batch():
+    make = nnx.vmap(lambda rngs: nnx.Linear(32, 32, rngs=rngs))
+    model = nnx.split_rngs(splits=3)(make)(nnx.Rngs(0))
+    fp4jax.nnx.quantize_model(model, recipes.ufp4(), rngs=nnx.Rngs(1))
+    dot = model.dot_general
+    fp4jax.nnx.set_step(model, 0, microbatch=2)
+    assert dot.microbatch.get_value().tolist() == [2, 2, 2]
+    fp4jax.nnx.set_step(model, 1)
+    assert dot.microbatch.get_value() is None
