@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = shlex.join(["python", "-m", "experiments.pretrain", *argv])
         description = record.describe(config, corpus=corpus, command=command)
         folder = Folder(path, description, resume=arguments.resume == "auto")
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OSError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if jax.process_index() == 0:

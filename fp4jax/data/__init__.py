@@ -1,4 +1,8 @@
-"""Text to batches: documents, tokenizers, the split, and packed rows."""
+"""Text to batches: documents, their split, tokens on disk, and shuffled packed rows.
+
+`load_corpus` maps the tokens of a `DataConfig`, made now or by `write_corpus` before;
+`train_batches` and `heldout_batches` draw from them.
+"""
 
 from fp4jax.data.batches import Batches as Batches
 from fp4jax.data.batches import heldout_batches as heldout_batches

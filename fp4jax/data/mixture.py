@@ -4,8 +4,9 @@
                  {"name": "code", "source": "code.jsonl.zst", "weight": 1,
                   "text_field": "content"}]}
 
-A weight is the domain's share of the rows of training, relative to the others. Paths
-are relative to the file; "stdlib" and "hf:NAME" are what they are in `DataConfig`.
+A weight is the domain's share of the rows of training, relative to the others and to
+within 1%. Paths are relative to the file; "stdlib" and "hf:NAME" are what they are in
+`DataConfig`.
 """
 
 import json

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, BinaryIO
 
 HF = "hf:"
-_ROWS = 1024  # of a Parquet file, read at once
+_ROWS = 1024  # of a Parquet or ArrayRecord file, read at once
 _COMPRESSED = 2**16  # bytes of a zstd file, read at once
 
 
@@ -46,9 +46,10 @@ def read_array_record(path: Path, field: str) -> Iterator[str]:
     module = _import("array_record.python.array_record_module", package="array-record")
     try:
         reader = module.ArrayRecordReader(str(path))
-        for index in range(reader.num_records()):
-            (record,) = reader.read([index])
-            yield _text(record, field, where=f"record {index} of {str(path)!r}")
+        for start in range(0, count := reader.num_records(), _ROWS):
+            found = reader.read([*range(start, min(start + _ROWS, count))])
+            for index, record in enumerate(found, start):
+                yield _text(record, field, where=f"record {index} of {str(path)!r}")
         reader.close()  # raises if the file was not whole
     except RuntimeError as error:
         raise _unreadable(path, error) from error

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 INDEX = "index.json"
 FORMAT = 1
+_INDEX_FIELDS = ("tokenizer", "vocab_size", "holdout", "domains")
 TOKENIZER = "tokenizer.json"
 SHARD_TOKENS = 2**26  # 128 MB of uint16, the memory that writing takes
 
@@ -27,7 +28,7 @@ class ShardWriter:
         self, folder: Path, prefix: str, *, vocab_size: int, size: int = SHARD_TOKENS
     ):
         self._folder, self._prefix, self._size = folder, prefix, size
-        self._dtype = np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+        self._dtype = _token_dtype(vocab_size)
         self._shards: list[dict[str, Any]] = []
         self._documents: list[NDArray[np.unsignedinteger]] = []
         self._count = 0
@@ -52,7 +53,7 @@ class ShardWriter:
     def _write(self) -> None:
         stem = f"{self._prefix}-{len(self._shards):05}"
         tokens = np.concatenate(self._documents)
-        ends = np.cumsum([len(document) for document in self._documents])
+        ends = np.cumsum([len(document) for document in self._documents], dtype="<i8")
         path = self._folder / f"{stem}.tokens.npy"
         path.parent.mkdir(parents=True, exist_ok=True)
         np.save(path, tokens)
@@ -85,7 +86,10 @@ class ShardedTokens:
         self._paths, self._sizes = tuple(paths), tuple(sizes)
         self._vocab_size = vocab_size
         self._stops = np.cumsum(self._sizes)
-        self._shards = [*map(_map, self._paths, self._sizes)]
+        dtype = _token_dtype(vocab_size)
+        self._shards = [
+            _map(path, size, dtype) for path, size in zip(paths, sizes, strict=True)
+        ]
 
     def __reduce__(self):  # a worker maps the files itself
         return _sharded, (self._paths, self._sizes, self._vocab_size)
@@ -143,7 +147,7 @@ def open_split(
     ends, start = [], 0
     for name, shard in zip(names, shards, strict=True):
         path = name.with_name(name.name + ".ends.npy")
-        found = np.asarray(_map(path, shard["documents"]))
+        found = np.asarray(_map(path, shard["documents"], np.dtype("<i8")))
         if found[-1] != shard["tokens"] or np.any(np.diff(found, prepend=0) < 1):
             raise _damaged(path, "ends that rise to the shard's size", "others")
         ends.append(found + start)
@@ -161,6 +165,8 @@ def read_index(folder: Path) -> dict[str, Any]:
     try:
         index = json.loads(path.read_text(encoding="utf-8"))
         found = index["format"]
+        if found == FORMAT:
+            _ = [index[name] for name in _INDEX_FIELDS]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _damaged(path, "a readable index", f"{error!r}") from error
     if found != FORMAT:
@@ -201,14 +207,19 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _map(path: Path, size: int) -> NDArray:
+def _token_dtype(vocab_size: int) -> np.dtype:
+    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+
+
+def _map(path: Path, size: int, dtype: np.dtype) -> NDArray:
     """Maps a vector of `size` numbers."""
     try:
         array = np.load(path, mmap_mode="r")
     except (OSError, ValueError, EOFError) as error:
         raise _damaged(path, "a readable, whole shard", f"{error}") from error
-    if array.shape != (size,):
-        raise _damaged(path, f"{size} numbers, as {INDEX} has it", f"{array.shape}")
+    if array.shape != (size,) or array.dtype != dtype:
+        expected = f"{size} numbers of {dtype}, as {INDEX} has it"
+        raise _damaged(path, expected, f"{array.shape} of {array.dtype}")
     return array
 
 
