@@ -50,7 +50,7 @@ def test_workers_draw_the_same_batches_and_are_missed_when_killed(made, batches)
     with pytest.raises(RuntimeError, match="^train_batches: worker processes must"):
         for _ in range(1000):
             next(batches)
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 60  # Grain looks every second, and waits for 25
     assert batches.get_state()["next"] >= START + 7
 
 
