@@ -86,7 +86,7 @@ class Gemm(nnx.Module):
             "recipe": self.recipe,
             "key": key,
             "held": held,
-            "step": step,
+            "step": None if held is None else step,
             "microbatch": self.microbatch.get_value(),
         }
 

@@ -87,7 +87,8 @@ def _packed(gemm: Gemm, w: jax.Array) -> PackedWeight:
 
     def pack(w: jax.Array, key: jax.Array, step: jax.Array, held: Any) -> PackedWeight:
         key = jax.random.fold_in(key, step)
-        return pack_w(w, recipe=recipe, key=key, held=held, step=step)
+        when = step if recipe.holds else None
+        return pack_w(w, recipe=recipe, key=key, held=held, step=when)
 
     for _ in key.shape:
         pack = jax.vmap(pack)

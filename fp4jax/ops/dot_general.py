@@ -56,7 +56,8 @@ def dot_general(
       preferred_element_type: the dtype of the result.
       out_sharding: as for `lax.dot_general`, of the result; gradients have the sharding
         of their operand.
-      recipe: what to quantize; None is `lax.dot_general` itself.
+      recipe: what to quantize; None is `lax.dot_general` itself, which takes no `held`,
+        `step`, `microbatch`, `packed` or `packed_w`.
       key: Threefry key of this call, typed or raw uint32[2], read by recipes only, and
         of them by those that draw random numbers. Needed where a site of the forward
         pass draws, and to differentiate where any does.
@@ -66,7 +67,8 @@ def dot_general(
         amax that is not finite never enters; a call that is not differentiated reads
         it only. Uses of one state add their cotangents, unless it is in Flax's dtype
         `fp32_max_grad`, which takes their maximum. None takes all amaxes of the tensor.
-      step: int32 scalar, the training step, on which held amaxes are sampled.
+      step: int32 scalar, the training step, on which held amaxes are sampled; only with
+        `held`.
       microbatch: integer scalar i: this call's m tokens, the free dimensions of x, are
         rows i m to (i + 1) m of a larger batch, and get the random bits that they have
         there. m must be whole blocks. Amaxes remain those of the call.
@@ -106,9 +108,19 @@ def dot_general(
         out_sharding=out_sharding,
     )
     if recipe is None:
+        _check_none(
+            held=held,
+            step=step,
+            microbatch=microbatch,
+            packed=packed,
+            packed_w=packed_w,
+        )
         return lax_dot(lhs, rhs)
     lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
-    _check(lhs, rhs, recipe=recipe, key=key)
+    _check_recipe(recipe, "dot_general")
+    _check(recipe, key, "dot_general", lhs=lhs, rhs=rhs)
+    if key is None and recipe.draws(Site.FPROP_X, Site.FPROP_W):
+        raise ValueError(NO_KEY.format("for the forward pass of"))
     _check_held(recipe, held, step)
     if recipe.compute == "native" and (precision, out_sharding) != (None, None):
         raise ValueError(
@@ -159,6 +171,7 @@ def pack_x(
     Raises:
       ValueError: a recipe whose residuals are not packed, or whose x has a held amax,
         which is each layer's own.
+      TypeError: no recipe; an x that is not float; a key as for `dot_general`.
 
     Example:
       >>> import dataclasses
@@ -167,13 +180,14 @@ def pack_x(
       >>> pack_x(jnp.ones((32, 64), jnp.bfloat16), recipe=recipe).codes.shape
       (16, 64)
     """
+    _check_recipe(recipe, "pack_x")
     if recipe.residuals != "packed" or recipe.every[0] is not None:
         raise ValueError(
             "pack_x: recipe must have residuals='packed' and no held amax of x, got "
             f"residuals={recipe.residuals!r}, every={recipe.every}."
         )
     x = jnp.asarray(x)
-    _check(x, x, recipe=recipe, key=key, is_forward=False)
+    _check(recipe, key, "pack_x", x=x)
     gemms = Gemms.of_one(x, recipe)
     check_microbatch(microbatch, recipe, tokens=gemms.tokens, batch=0)
     noise = Noise.of(key, microbatch, tokens=gemms.tokens)
@@ -213,7 +227,8 @@ def pack_w(
       (4, 8)
     """
     w = jnp.asarray(w)
-    _check(w, w, recipe=recipe, key=key, is_forward=False)
+    _check_recipe(recipe, "pack_w")
+    _check(recipe, key, "pack_w", w=w)
     _check_held(recipe, held, step)
     if key is None and recipe.draws(Site.FPROP_W, Site.DGRAD_W):
         raise ValueError(NO_KEY.format("to quantize the weight of"))
@@ -222,42 +237,59 @@ def pack_w(
     return pack_weight(Gemms.of_one(w, recipe), w, Noise(key), held, step)
 
 
-def _check(
-    lhs: jax.Array,
-    rhs: jax.Array,
-    *,
-    recipe: Recipe,
-    key: Any,
-    is_forward: bool = True,
-) -> None:
+def _check_none(**arguments: Any) -> None:
+    """Raises for arguments that a product without a recipe would drop."""
+    if given := [name for name, value in arguments.items() if value is not None]:
+        raise ValueError(
+            f"dot_general: {', '.join(arguments)} must be None with recipe=None, which "
+            f"quantizes nothing, got {', '.join(given)}. Leave them out, or pass a "
+            "recipe."
+        )
+
+
+def _check_recipe(recipe: Any, caller: str) -> None:
     if not isinstance(recipe, Recipe):
-        raise TypeError(f"dot_general: recipe must be a Recipe, got {recipe!r}.")
-    checks.check_float(lhs, "dot_general", name="lhs")
-    checks.check_float(rhs, "dot_general", name="rhs")
-    checks.check_key(key, "dot_general")
+        raise TypeError(f"{caller}: recipe must be a Recipe, got {recipe!r}.")
+
+
+def _check(recipe: Recipe, key: Any, caller: str, **operands: jax.Array) -> None:
+    for name, x in operands.items():
+        checks.check_float(x, caller, name=name)
+    checks.check_key(key, caller)
     if recipe.compute == "native":
         native.check_device()
-    if is_forward and key is None and recipe.draws(Site.FPROP_X, Site.FPROP_W):
-        raise ValueError(NO_KEY.format("for the forward pass of"))
 
 
 def _check_held(recipe: Recipe, held: Any, step: Any) -> None:
     if held is None:
+        if step is not None:
+            raise ValueError(
+                "dot_general: step must be None without held, the amaxes that it says "
+                f"when to sample, got step={step!r}. Pass held, or leave step out."
+            )
         return
     if not recipe.holds:
         raise ValueError(
             "dot_general: held must be None for a recipe without held tensor scales, "
             f"got held of shape={jnp.shape(held)}. It is the state of another recipe."
         )
-    if jnp.shape(held) != (3,) or jnp.issubdtype(held.dtype, jnp.integer):
+    shape, dtype = getattr(held, "shape", None), getattr(held, "dtype", None)
+    if shape != (3,) or not (dtype == jnp.float32 or _adds_by_maximum(dtype)):
         raise ValueError(
-            "dot_general: held must be float32[3], the amaxes of x, w and dy, got "
-            f"dtype={held.dtype} (shape={jnp.shape(held)})."
+            "dot_general: held must be float32[3], the amaxes of x, w and dy, or that "
+            f"in Flax's dtype fp32_max_grad, got {type(held).__name__} of "
+            f"shape={shape}, dtype={dtype}."
         )
     if step is not None and (
         jnp.shape(step) != () or not jnp.issubdtype(jnp.result_type(step), jnp.integer)
     ):
         raise ValueError(f"dot_general: step must be one integer, got step={step!r}.")
+
+
+def _adds_by_maximum(dtype: Any) -> bool:
+    """Returns whether a dtype is Flax's, or another that converts to float32."""
+    extended, keys = jax.dtypes.extended, jax.dtypes.prng_key
+    return jnp.issubdtype(dtype, extended) and not jnp.issubdtype(dtype, keys)
 
 
 def _check_packed(gemms: Gemms, packed: Any, x: jax.Array, noise: Noise) -> None:

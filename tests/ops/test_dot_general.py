@@ -599,3 +599,11 @@ def test_bad_arguments_raise(arguments, error, message):
     defaults = {"lhs": x, "rhs": w, "recipe": recipes.ufp4(), "key": KEY}
     with pytest.raises(error, match=message):
         fp4jax.dot_general(dimension_numbers=MATMUL, **defaults | arguments)
+
+
+@pytest.mark.parametrize("name", ["held", "step", "microbatch", "packed", "packed_w"])
+def test_what_no_recipe_would_read_raises(name):
+    x, w, _ = operands()
+    message = f"must be None with recipe=None, which quantizes nothing, got {name}"
+    with pytest.raises(ValueError, match=message):
+        fp4jax.dot_general(x, w, MATMUL, **{name: jnp.zeros(())})

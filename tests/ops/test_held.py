@@ -183,6 +183,17 @@ def test_off_the_step_the_program_does_not_read_the_operand():
         ({"recipe": recipes.nvfp4()}, "held must be None for a recipe without held"),
         ({"held": jnp.zeros(4)}, r"held must be float32\[3\], the amaxes"),
         ({"held": jnp.zeros(3, jnp.int32)}, r"held must be float32\[3\], the amaxes"),
+        (
+            {"held": jnp.zeros(3, jnp.bfloat16)},
+            r"held must be float32\[3\], the amaxes",
+        ),
+        ({"held": jnp.zeros(3, jnp.complex64)}, r"held must be float32\[3\], the am"),
+        (
+            {"held": jax.random.split(KEY, 3)},
+            r"held must be float32\[3\], .*dtype=key<fry>",
+        ),
+        ({"held": [0.0, 0.0, 0.0]}, r"float32\[3\], .* got list of shape=None"),
+        ({"held": None}, "step must be None without held, .* got step=0. Pass held"),
         ({"step": jnp.zeros(2, jnp.int32)}, "step must be one integer"),
         ({"step": 1.5}, "step must be one integer"),
     ],

@@ -27,6 +27,7 @@ RECIPES = {
 
 
 def run(x, w, dy, *, recipe, step, hoist):
+    step = step if recipe.holds else None
     noise = {"recipe": recipe, "key": KEY, "step": step}
 
     def dot(x, w, held):

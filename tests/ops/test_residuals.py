@@ -141,3 +141,7 @@ def test_errors():
         pack_x(x, recipe=packed(recipes.ue5m3()))
     with pytest.raises(ValueError, match="residuals must be 'operands' where x is not"):
         packed(recipes.bf16())
+    with pytest.raises(TypeError, match="pack_x: recipe must be a Recipe, got 'ufp4'"):
+        pack_x(x, recipe="ufp4")
+    with pytest.raises(TypeError, match="pack_x: x must be float32, .* dtype=int32"):
+        pack_x(jnp.ones((4, 32), jnp.int32), recipe=packed(recipes.ufp4()))

@@ -211,8 +211,9 @@ def dot(recipe):
     """The recipe's product, of x, w and what it holds."""
 
     def f(x, w, held=None):
+        step = None if held is None else STEP
         return fp4jax.dot_general(
-            x, w, MATMUL, recipe=recipe, key=KEY, held=held, step=STEP
+            x, w, MATMUL, recipe=recipe, key=KEY, held=held, step=step
         )
 
     return f
