@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from fp4jax.nnx import (
     Held,
@@ -14,12 +16,18 @@ from fp4jax.nnx import (
     set_step,
     value_and_grad,
 )
+from fp4jax.sharding import DATA
 from fp4jax.train.losses import Batch, token_losses
 from fp4jax.train.state import TrainState
 
 
 def accumulate(
-    graph: nnx.GraphDef, state: TrainState, batch: Batch, *, microbatches: int
+    graph: nnx.GraphDef,
+    state: TrainState,
+    batch: Batch,
+    *,
+    microbatches: int,
+    mesh: Mesh | None = None,
 ) -> tuple[jax.Array, nnx.State, nnx.State]:
     """Returns the masked mean loss, its gradient, and the amaxes that are now held.
 
@@ -33,9 +41,11 @@ def accumulate(
       state: of the run.
       batch: [b, t] arrays.
       microbatches: number of parts; gradients are summed in float32.
+      mesh: over which the rows of the batch, and then those of each part, are spread.
 
     Raises:
-      ValueError: b is not a multiple of `microbatches`.
+      ValueError: b is not a multiple of `microbatches`, or its parts not of the
+        devices.
     """
     weight = jnp.maximum(jnp.sum(batch["loss_mask"].astype(jnp.float32)), 1)
 
@@ -59,7 +69,7 @@ def accumulate(
     zeros = jax.tree.map(
         lambda x: jnp.zeros(x.shape, jnp.float32), (weight, state.params, state.held)
     )
-    parts = jax.tree.map(lambda x: _split(x, microbatches), dict(batch))
+    parts = jax.tree.map(lambda x: _split(x, microbatches, mesh), dict(batch))
     return lax.scan(add, zeros, (jnp.arange(microbatches), parts))[0]
 
 
@@ -71,14 +81,20 @@ def _quantized_weights(graph: nnx.GraphDef, state: TrainState) -> nnx.State:
     return nnx.state(model, QuantizedWeight)
 
 
-def _split(x: jax.Array, parts: int) -> jax.Array:
-    """Returns [parts, b / parts, t] of [b, t]."""
-    if x.shape[0] % parts:
+def _split(x: jax.Array, parts: int, mesh: Mesh | None) -> jax.Array:
+    """Returns [parts, b / parts, t] of [b, t], every part spread over the mesh."""
+    devices = 1 if mesh is None else mesh.shape[DATA]
+    if x.shape[0] % (parts * devices):
         raise ValueError(
-            "make_train_step: the rows of a batch must be a multiple of microbatches, "
-            f"got {x.shape[0]} rows and microbatches={parts}."
+            "make_train_step: the rows of a batch must be a multiple of microbatches "
+            f"and of devices, got {x.shape[0]} rows, microbatches={parts} and "
+            f"{devices} devices."
         )
-    return jnp.reshape(x, (parts, x.shape[0] // parts, *x.shape[1:]))
+    x = jnp.reshape(x, (parts, x.shape[0] // parts, *x.shape[1:]))
+    if mesh is None:
+        return x
+    # Rows of one part lay together on few devices; left so, all would compute it.
+    return lax.with_sharding_constraint(x, NamedSharding(mesh, P(None, DATA)))
 
 
 def _share(model: nnx.Module, batch: Batch, weight: jax.Array) -> jax.Array:

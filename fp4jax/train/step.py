@@ -55,7 +55,7 @@ def make_train_step(
 
     Raises:
       ValueError: `microbatches` is no positive integer; when called, rows that are no
-        multiple of it.
+        multiple of it times the devices of the mesh.
     """
     if not is_integer(microbatches) or microbatches < 1:
         raise ValueError(
@@ -64,7 +64,9 @@ def make_train_step(
         )
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        loss, grads, held = accumulate(graph, state, batch, microbatches=microbatches)
+        loss, grads, held = accumulate(
+            graph, state, batch, microbatches=microbatches, mesh=mesh
+        )
         updates, opt_state = optimizer.transform.update(
             grads, state.opt_state, state.params
         )
