@@ -23,7 +23,7 @@ from jax.sharding import Mesh
 from rich.console import Console
 from rich.logging import RichHandler
 
-from experiments import presets, record, report
+from experiments import presets, processes, record, report
 from experiments.compare import Comparison
 from experiments.folder import Folder
 from experiments.presets import ExperimentConfig, RunConfig
@@ -89,9 +89,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status."""
     argv = sys.argv[1:] if argv is None else argv
     arguments = parse(argv)
-    if arguments.distributed:
-        jax.distributed.initialize()
     try:
+        if arguments.distributed:
+            processes.initialize()
         config, corpus, mesh, path = prepare(arguments)
         command = shlex.join(["python", "-m", "experiments.pretrain", *argv])
         description = record.describe(config, corpus=corpus, command=command)

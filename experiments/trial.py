@@ -95,7 +95,8 @@ class Run:
             model.set_policy(phase)
             return compiled(nnx.graphdef(model), config, self.mesh)
 
-        batches = batches_of(self.corpus, config, self.seed)
+        shard = (jax.process_index(), jax.process_count())
+        batches = batches_of(self.corpus, config, self.seed, shard=shard)
         result: Row = {"policy": self.policy, "seed": self.seed}
         result |= dict.fromkeys(("heldout_loss", "bits_per_byte", "stopped_by"))
         with self._checkpoints() as checkpoints:
@@ -231,13 +232,22 @@ class Run:
         return self._place({name: value[mine] for name, value in batch.items()})
 
 
-def batches_of(corpus: Corpus, config: ExperimentConfig, seed: int) -> data.Batches:
+def batches_of(
+    corpus: Corpus,
+    config: ExperimentConfig,
+    seed: int,
+    *,
+    shard: tuple[int, int] = (0, 1),
+) -> data.Batches:
     """Returns what every policy trains on with a seed, without end.
 
-    Of several processes each gets its own rows.
+    Args:
+      corpus: of the experiment.
+      config: of the experiment.
+      seed: of the run.
+      shard: the process that asks, and the number of processes, which get a part each.
     """
     drawn = dataclasses.replace(config.data, seed=config.data.seed + seed)
-    shard = (jax.process_index(), jax.process_count())
     return data.train_batches(corpus, drawn, shard=shard)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -37,7 +38,15 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 def replicate(tree: T, mesh: Mesh) -> T:
     """Puts a tree of arrays, the same in every process, whole on every device."""
-    return jax.device_put(tree, replicated(mesh))
+
+    def put(x: jax.Array) -> jax.Array:
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            words = put(jax.random.key_data(x))
+            return jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))
+        # `jax.device_put` puts keys on the devices of one process only.
+        return jax.make_array_from_process_local_data(replicated(mesh), np.asarray(x))
+
+    return jax.tree.map(put, tree)
 
 
 def shard_rows(batch: Mapping[str, Any], mesh: Mesh) -> dict[str, jax.Array]:

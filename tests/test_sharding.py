@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -19,7 +20,7 @@ def test_rows_are_spread_and_state_is_whole_everywhere():
     batch = sharding.shard_rows({"inputs": np.arange(16).reshape(8, 2)}, mesh)
     assert batch["inputs"].sharding.spec == P("data")
     assert [s.data.shape for s in batch["inputs"].addressable_shards] == [(2, 2)] * 4
-    whole = sharding.replicate({"w": np.ones(3)}, mesh)["w"]
+    whole = sharding.replicate({"w": jnp.ones(3)}, mesh)["w"]
     assert [s.data.shape for s in whole.addressable_shards] == [(3,)] * 4
 
 
