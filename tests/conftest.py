@@ -27,7 +27,7 @@ BREADTH = (
     r"recipes/test_ti2d_oracle.*-(8|16|64)\]",
     r"test_public_reports.*\[(e2m1_ref|four_over_six|mxfp4|quartet2|ti2d|ue5m3)",
     r"test_taps.*(bit_for_bit|as_they_were|\[quartet2|\[full)",
-    r"train/test_accumulate.*whole_batch\[ufp4",
+    r"train/test_accumulate.*(batch\[(bf16|ufp4)|of_the_part|\[quartet2|one_step)",
     r"train/test_held.*resumes",
     r"user_models/.*(vit|ue5m3|goes_on|remat)",
 )
