@@ -55,9 +55,10 @@ def summarize(
       >>> keys = jax.random.split(jax.random.key(0), 3)
       >>> shapes = ((64, 32), (32, 16), (64, 16))
       >>> operands = Operands(*map(jax.random.normal, keys, shapes))
-      >>> found = summarize(operands, recipes.ufp4(), key=keys[0])
-      >>> list(found)[:3], bool(found["fprop_x"]["qsnr"] > 20)
-      (['fprop_x', 'fprop_w', 'dgrad_dy'], True)
+      >>> fprop = recipes.Recipe(recipes.ufp4().fprop)  # of one GEMM
+      >>> found = summarize(operands, fprop)
+      >>> list(found), bool(found["fprop_x"]["qsnr"] > 20)
+      (['fprop_x', 'fprop_w'], True)
     """
     if not isinstance(operands, Operands):
         raise TypeError(

@@ -161,9 +161,9 @@ def dot_general_cls(recipe: Recipe) -> Callable[[], DotGeneral]:
       >>> from fp4jax import linen, recipes
       >>> layer = nn.Dense(8, dot_general_cls=linen.dot_general_cls(recipes.ufp4()))
       >>> x, key = jnp.ones((4, 32)), jax.random.key(0)
-      >>> variables = layer.init(key, x)
-      >>> loss = lambda v: layer.apply(v, x, rngs={"quant": key}).sum()
-      >>> jax.tree.map(jnp.shape, jax.grad(loss)(variables))
+      >>> variables = jax.jit(layer.init)(key, x)
+      >>> loss = lambda v, key: layer.apply(v, x, rngs={"quant": key}).sum()
+      >>> jax.tree.map(jnp.shape, jax.jit(jax.grad(loss))(variables, key))
       {'params': {'bias': (8,), 'kernel': (32, 8)}}
     """
     if not isinstance(recipe, Recipe):

@@ -56,7 +56,7 @@ def quantize(module: nn.Module, policy: Policy | Recipe) -> nn.Module:
       >>> from fp4jax import linen, recipes
       >>> model = nn.Sequential([nn.Dense(64), nn.relu, nn.Dense(8)])
       >>> model = linen.quantize(model, recipes.ufp4())
-      >>> variables = model.init(jax.random.key(0), jnp.ones((4, 32)))
+      >>> variables = jax.jit(model.init)(jax.random.key(0), jnp.ones((4, 32)))
       >>> sorted(variables["params"])
       ['layers_0', 'layers_2']
     """

@@ -38,7 +38,7 @@ def value_and_grad(
       >>> from fp4jax import linen, recipes
       >>> model = linen.quantize(nn.Dense(8), recipes.ue5m3(every=50))
       >>> x, key = jnp.ones((4, 32)), jax.random.key(0)
-      >>> variables = model.init(key, x)
+      >>> variables = jax.jit(model.init)(key, x)
       >>> loss_fn = lambda v, key: model.apply(v, x, rngs={"quant": key}).sum()
       >>> step = jax.jit(linen.value_and_grad(loss_fn))
       >>> loss, grads, variables = step(variables, key)

@@ -45,7 +45,8 @@ def value_and_grad(
       >>> fp4jax.nnx.quantize_model(model, recipes.ufp4(), rngs=nnx.Rngs(1))
       >>> loss_fn = lambda model, x: jnp.mean(model(x) ** 2)
       >>> fp4jax.nnx.set_step(model, 0)
-      >>> loss, grads = fp4jax.nnx.value_and_grad(loss_fn)(model, jnp.ones((8, 64)))
+      >>> value_and_grad = nnx.jit(fp4jax.nnx.value_and_grad(loss_fn))
+      >>> loss, grads = value_and_grad(model, jnp.ones((8, 64)))
       >>> grads["kernel"].shape
       (64, 32)
     """
