@@ -24,7 +24,7 @@ FREE = ("checkpoint", "data.source", "data.workers")
 class Folder:
     """Where a comparison writes. One command at a time may have it open.
 
-    - config.json: what is compared.
+    - config.json: what is compared; tokenizer.json: of its text, unless it is bytes.
     - metrics.jsonl: a record of every step; evaluations.jsonl: of every evaluation.
     - trials.jsonl: a record of every trial that is finished.
     - checkpoints/POLICY-SEED: of every trial.
@@ -73,6 +73,11 @@ class Folder:
             log.close()
         if self._is_writer:
             self._lock.close()
+
+    def keep_tokenizer(self, text: str) -> None:
+        """Keeps the JSON of the tokenizer, with which the models can be used alone."""
+        if self._is_writer and text:
+            (self.path / "tokenizer.json").write_text(text, encoding="utf-8")
 
     def checkpoints(self, policy: str, seed: int) -> Path:
         """Returns the folder of the checkpoints of a trial."""

@@ -103,6 +103,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(introduction(config, corpus, mesh, path), file=sys.stderr)
 
     with folder, Stop() as stop:
+        folder.keep_tokenizer(corpus.tokenizer.to_json())
         comparison = Comparison(
             config=config,
             corpus=corpus,

@@ -14,5 +14,6 @@ from fp4jax.data.corpus import Domain as Domain
 from fp4jax.data.corpus import decided_by_source as decided_by_source
 from fp4jax.data.corpus import load_corpus as load_corpus
 from fp4jax.data.corpus import write_corpus as write_corpus
+from fp4jax.data.heldout import read_heldout as read_heldout
 from fp4jax.data.packing import Batch as Batch
 from fp4jax.data.tokenization import Progress as Progress

@@ -2,6 +2,7 @@
 
 from fp4jax.train.checkpoint import Checkpoints as Checkpoints
 from fp4jax.train.checkpoint import Restored as Restored
+from fp4jax.train.checkpoint import read_config as read_config
 from fp4jax.train.guards import SpikeDetector as SpikeDetector
 from fp4jax.train.guards import make_diagnosis as make_diagnosis
 from fp4jax.train.loop import evaluate as evaluate
@@ -16,6 +17,12 @@ from fp4jax.train.optim import Optimizer as Optimizer
 from fp4jax.train.optim import make_optimizer as make_optimizer
 from fp4jax.train.optim import make_schedule as make_schedule
 from fp4jax.train.progress import Progress as Progress
+from fp4jax.train.sampling import make_sampler as make_sampler
+from fp4jax.train.scoring import Accuracy as Accuracy
+from fp4jax.train.scoring import Question as Question
+from fp4jax.train.scoring import answer as answer
+from fp4jax.train.scoring import make_log_likelihoods as make_log_likelihoods
+from fp4jax.train.scoring import read_questions as read_questions
 from fp4jax.train.state import TrainState as TrainState
 from fp4jax.train.state import make_state as make_state
 from fp4jax.train.step import make_eval_step as make_eval_step

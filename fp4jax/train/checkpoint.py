@@ -23,6 +23,9 @@ from fp4jax.train.state import TrainState
 _log = logging.getLogger(__name__)
 _FORMAT = 1
 _DAMAGED = "damaged-"  # what a checkpoint that cannot be read is renamed to
+_READ_ONLY = ocp.CheckpointManagerOptions(
+    read_only=True, create=False, save_interval_steps=0
+)
 
 Arrays = dict[str, jax.Array]
 Note = dict[str, Any]
@@ -48,6 +51,8 @@ class Checkpoints:
         read.
       keep_last: how many of the newest to keep.
       keep_every: also keeps those whose step is a multiple of it, for good.
+      read_only: writes, renames and removes nothing, so that another process may go on
+        with the run meanwhile.
 
     Raises:
       ValueError: `keep_last` or `keep_every` is not positive.
@@ -59,7 +64,7 @@ class Checkpoints:
       >>> from fp4jax.train import make_state
       >>> _, state = make_state(nnx.Linear(2, 2, rngs=nnx.Rngs(0)), optax.sgd(0.1))
       >>> with Checkpoints(tempfile.mkdtemp(), config={"lr": 0.1}) as checkpoints:
-      ...     checkpoints.save(state, data={"next": 0})
+      ...     _ = checkpoints.save(state, data={"next": 0})
       ...     checkpoints.wait()
       ...     checkpoints.restore(state).data
       {'next': 0}
@@ -72,6 +77,7 @@ class Checkpoints:
         config: Mapping[str, Any],
         keep_last: int = 2,
         keep_every: int | None = None,
+        read_only: bool = False,
     ):
         for name, value in (("keep_last", keep_last), ("keep_every", keep_every)):
             if value is not None and value < 1:
@@ -82,11 +88,16 @@ class Checkpoints:
         self._folder = Path(folder).absolute()
         # As it reads when it comes back: JSON has lists for tuples.
         self._config = json.loads(json.dumps(config))
-        self._options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep_last,
-            keep_period=keep_every,
-            cleanup_tmp_directories=True,
-            step_prefix=None,
+        self._read_only = read_only
+        self._options = (
+            _READ_ONLY
+            if read_only
+            else ocp.CheckpointManagerOptions(
+                max_to_keep=keep_last,
+                keep_period=keep_every,
+                cleanup_tmp_directories=True,
+                step_prefix=None,
+            )
         )
         self._opened: ocp.CheckpointManager | None = None
 
@@ -112,7 +123,14 @@ class Checkpoints:
 
         Returns:
           Whether the state is finite and its writing began.
+
+        Raises:
+          ValueError: the checkpoints are read only.
         """
+        if self._read_only:
+            raise ValueError(
+                "save: checkpoints must be opened to write, got read_only=True."
+            )
         step = int(state.step)
         arrays = _arrays(state)
         sums, finite = jax.device_get(_inspect(arrays))
@@ -161,36 +179,37 @@ class Checkpoints:
             self._opened.close()
             self._opened = None
 
-    def restore(self, like: TrainState) -> Restored | None:
+    def restore(self, like: TrainState, *, step: int | None = None) -> Restored | None:
         """Returns the newest state that can be read; None where there never was one.
 
-        A checkpoint that is truncated or corrupted is renamed, and the one before it
-        is read instead; the log says so.
+        A checkpoint that is truncated or corrupted is renamed, unless these are read
+        only, and the one before it is read instead; the log says so.
 
         Args:
           like: of the same run, made anew: tells the names of arrays, their shapes, and
             the devices that they are put on.
+          step: the only one to read; None reads the newest.
 
         Raises:
-          ValueError: a checkpoint of another config, with the fields that differ; or
-            checkpoints of which none can be read.
+          ValueError: no checkpoint of such a step; a checkpoint of another config, with
+            the fields that differ; or checkpoints of which none can be read.
         """
-        steps = self.steps
-        for step in reversed(steps):
+        steps = _chosen(self.steps, step, self._folder)
+        for number in reversed(steps):
             try:
-                return self._read(step, like)
+                return self._read(number, like)
             except _OtherConfig:
                 raise
             except Exception as error:  # whatever the libraries below make of damage
                 _log.error(
-                    "The checkpoint of step %d cannot be read, and is set aside as "
-                    "%s%d: %s",
-                    step,
-                    _DAMAGED,
-                    step,
+                    "The checkpoint of step %d cannot be read, and is %s: %s",
+                    number,
+                    "left out"
+                    if self._read_only
+                    else f"set aside as {_DAMAGED}{number}",
                     _first_line(error),
                 )
-                self._set_aside(step)
+                self._set_aside(number)
         if steps:
             raise ValueError(
                 f"Checkpoints: folder must hold one that can be read, got {len(steps)} "
@@ -199,10 +218,7 @@ class Checkpoints:
         return None
 
     def _read(self, step: int, like: TrainState) -> Restored:
-        def restore(**args: Any) -> Any:
-            return self._manager.restore(step, args=ocp.args.Composite(**args))
-
-        note = restore(note=ocp.args.JsonRestore()).note
+        note = self._part(step, note=ocp.args.JsonRestore())
         if differences := config_differences(note["config"], self._config):
             raise _OtherConfig(
                 "Checkpoints: config must be that of the checkpoint at "
@@ -213,15 +229,22 @@ class Checkpoints:
             name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
             for name, x in _arrays(like).items()
         }
-        arrays = restore(state=ocp.args.StandardRestore(target)).state
+        arrays = self._part(step, state=ocp.args.StandardRestore(target))
         sums, _ = jax.device_get(_inspect(arrays))
         wrong = [n for n, value in sums.items() if note["checksums"].get(n) != value]
         if wrong:
             raise ValueError(f"checksum of {', '.join(wrong)}")
         return Restored(_state(arrays, like), note["data"])
 
+    def _part(self, step: int, **args: Any) -> Any:
+        """Returns one part of a checkpoint, which the name of the argument is."""
+        found = self._manager.restore(step, args=ocp.args.Composite(**args))
+        return found[next(iter(args))]
+
     def _set_aside(self, step: int) -> None:
         self.close()
+        if self._read_only:
+            return
         if jax.process_index() == 0:
             source = self._folder / str(step)
             if source.exists():
@@ -243,13 +266,54 @@ class Checkpoints:
     def _manager(self) -> ocp.CheckpointManager:
         """The manager; a new one after a failure, which removes what it has left."""
         if self._opened is None:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            if not self._read_only:
+                self._folder.mkdir(parents=True, exist_ok=True)
             self._opened = ocp.CheckpointManager(self._folder, options=self._options)
         return self._opened
 
 
 class _OtherConfig(ValueError):
     pass
+
+
+def read_config(folder: Path | str, *, step: int | None = None) -> Note:
+    """Returns the config that the newest checkpoint of a folder was saved with.
+
+    With it `Checkpoints(folder, config=..., read_only=True)` reads a run of which
+    nothing else is known. Nothing in the folder changes.
+
+    Args:
+      folder: of the checkpoints of one run.
+      step: the only checkpoint to read; None reads the newest whose note is whole.
+
+    Raises:
+      ValueError: no such checkpoint, or none with a note that can be read.
+    """
+    with Checkpoints(folder, config={}, read_only=True) as checkpoints:
+        steps = _chosen(checkpoints.steps, step, Path(folder))
+        for number in reversed(steps):
+            try:
+                return checkpoints._part(number, note=ocp.args.JsonRestore())["config"]
+            except Exception as error:  # as in `restore`
+                _log.error(
+                    "The note of step %d cannot be read: %s", number, _first_line(error)
+                )
+    raise ValueError(
+        "read_config: folder must hold a checkpoint that can be read, got "
+        f"{f'{len(steps)} damaged ones' if steps else 'none'} in {str(folder)!r}."
+    )
+
+
+def _chosen(steps: Sequence[int], step: int | None, folder: Path) -> Sequence[int]:
+    """Returns all steps, or the one that is asked for."""
+    if step is None:
+        return steps
+    if step not in steps:
+        found = ", ".join(map(str, steps)) or "none"
+        raise ValueError(
+            f"Checkpoints: step must be one of {found} in {folder}, got step={step}."
+        )
+    return [step]
 
 
 def config_hash(config: Mapping[str, Any]) -> str:

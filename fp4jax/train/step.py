@@ -23,7 +23,7 @@ Metrics = dict[str, jax.Array]
 # XLA may skip the rounding of a bfloat16 value inside a fusion, and which it skips
 # depends on how layers are scanned and rematerialized. With the option off, losses do
 # not depend on it.
-_COMPILER_OPTIONS = {"xla_allow_excess_precision": False}
+COMPILER_OPTIONS = {"xla_allow_excess_precision": False}
 
 
 def make_train_step(
@@ -99,7 +99,7 @@ def make_train_step(
         step,
         donate_argnums=0,
         out_shardings=None if mesh is None else replicated(mesh),
-        compiler_options=_COMPILER_OPTIONS,
+        compiler_options=COMPILER_OPTIONS,
     )
 
 
@@ -116,4 +116,4 @@ def make_eval_step(graph: nnx.GraphDef) -> Callable[[TrainState, Batch], Metrics
         loss_sum, _ = token_losses(model, batch)
         return {"loss_sum": loss_sum}
 
-    return jax.jit(step, compiler_options=_COMPILER_OPTIONS)
+    return jax.jit(step, compiler_options=COMPILER_OPTIONS)

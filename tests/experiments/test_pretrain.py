@@ -83,6 +83,7 @@ def test_leaves_all_results(results):
         "trials.jsonl",
         "report.json",
         "report.md",
+        "tokenizer.json",
         "loss.png",
     }
 

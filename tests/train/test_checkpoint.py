@@ -17,7 +17,7 @@ from flax import nnx
 
 import fp4jax.nnx
 from fp4jax import recipes, sharding
-from fp4jax.train import Checkpoints, make_state
+from fp4jax.train import Checkpoints, make_state, read_config
 
 # The libraries below drop what they were reading when they find damage.
 pytestmark = pytest.mark.filterwarnings(
@@ -112,8 +112,8 @@ def test_another_config_is_refused_with_the_fields_that_differ(tmp_path):
 
 
 def largest_file(folder):
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return max(files, key=lambda path: path.stat().st_size)
+    """Returns a file of arrays: others may be large, but not needed."""
+    return max(folder.glob("state/**/d/*"), key=lambda path: path.stat().st_size)
 
 
 def truncate(path):
@@ -233,3 +233,46 @@ def test_a_state_goes_on_upon_another_number_of_devices(tmp_path, before, after)
     found = checkpoints(tmp_path).restore(put(new_state(1), after)).state
     chex.assert_trees_all_equal(comparable(found), comparable(new_state(step=6)))
     assert len(found.params["kernel"].get_value().sharding.device_set) == after
+
+
+def tree(folder):
+    return {p.relative_to(folder): p.stat().st_mtime_ns for p in folder.rglob("*")}
+
+
+def test_a_reader_chooses_a_step_by_what_is_noted_and_changes_nothing(tmp_path):
+    save(tmp_path, 5, 8)
+    (tmp_path / "9.orbax-checkpoint-tmp").mkdir()  # another process writes
+    before = tree(tmp_path)
+    config = read_config(tmp_path)
+    assert config == read_config(tmp_path, step=5)
+    assert config == {"model": {"d_ff": 48, "names": ["a", "b"]}, "lr": 0.1}
+    with checkpoints(tmp_path, config=config, read_only=True) as reader:
+        assert int(reader.restore(new_state()).state.step) == 8
+        assert int(reader.restore(new_state(), step=5).state.step) == 5
+        with pytest.raises(ValueError, match="must be one of 5, 8 in .*got step=6"):
+            reader.restore(new_state(), step=6)
+        with pytest.raises(ValueError, match="got read_only=True"):
+            reader.save(new_state(step=11), data={})
+    assert tree(tmp_path) == before
+
+
+def test_a_reader_leaves_out_what_is_damaged(tmp_path, caplog):
+    save(tmp_path, 5, 8)
+    truncate(largest_file(tmp_path / "8"))
+    before = tree(tmp_path)
+    with checkpoints(tmp_path, read_only=True) as reader:
+        assert int(reader.restore(new_state()).state.step) == 5
+        assert "step 8 cannot be read, and is left out" in caplog.text
+        with pytest.raises(ValueError, match="got 1 that are damaged"):
+            reader.restore(new_state(), step=8)
+    assert tree(tmp_path) == before
+    shutil.rmtree(tmp_path / "8" / "note")
+    assert read_config(tmp_path)["lr"] == 0.1
+    assert "note of step 8 cannot be read" in caplog.text
+
+
+@pytest.mark.parametrize("folder", ["", "missing"])
+def test_a_folder_without_checkpoints_has_no_config(tmp_path, folder):
+    with pytest.raises(ValueError, match="must hold a checkpoint .* got none in"):
+        read_config(tmp_path / folder)
+    assert not any(tmp_path.iterdir())

@@ -1,0 +1,157 @@
+"""What the folder of a run tells of its models."""
+
+import json
+import shutil
+
+import pytest
+
+from experiments import evaluate, pretrain
+
+FLAGS = [
+    *("--set=model.num_layers=1", "--set=model.d_model=32", "--set=model.d_ff=32"),
+    *("--set=model.head_dim=16", "--set=data.sequence_length=32"),
+    *("--set=data.vocab_size=260", "--set=data.holdout=0.2"),
+]
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    """A mixture of two domains."""
+    folder = tmp_path_factory.mktemp("texts")
+    for name in ("plain", "loud"):
+        (folder / name).mkdir()
+        for i in range(20):
+            text = f"Text {i} counts to {i * i}, and says so {i % 7} times. " * 4
+            text = text.upper() if name == "loud" else text
+            (folder / name / f"{i}.txt").write_text(text)
+    domains = [{"name": name, "source": name} for name in ("plain", "loud")]
+    path = folder / "both.json"
+    path.write_text(json.dumps({"domains": domains}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(texts, tmp_path_factory):
+    """A run under UE5M3, with a checkpoint of step 4 and one of the last step."""
+    out = tmp_path_factory.mktemp("out") / "run"
+    argv = ["--policies=ue5m3", "--alone", f"--data={texts}", f"--out={out}", *FLAGS]
+    every = ["--set=checkpoint.every=4", "--set=run.eval_every=4"]
+    assert pretrain.main([*argv, *every, "--steps=6"]) == 0
+    return out
+
+
+def results(folder, *flags, out):
+    path = out / "found.json"
+    assert evaluate.main([f"--checkpoint={folder}", f"--out={path}", *flags]) == 0
+    return json.loads(path.read_text())["results"]
+
+
+def rows(run, name):
+    return [json.loads(line) for line in (run / name).read_text().splitlines()]
+
+
+def losses(row):
+    return {name: each["heldout_loss"] for name, each in row["domains"].items()}
+
+
+def test_losses_of_the_quantized_forward_are_those_of_training(run, tmp_path, capsys):
+    quantized, bf16 = results(run, out=tmp_path)
+    assert [quantized["forward"], bf16["forward"]] == ["quantized", "bf16"]
+    (trial,) = rows(run, "trials.jsonl")
+    assert losses(quantized) == {
+        "all": trial["heldout_loss"],
+        **{name: each["heldout_loss"] for name, each in trial["domains"].items()},
+    }
+    assert quantized["domains"]["all"]["bits_per_byte"] == trial["bits_per_byte"]
+    assert losses(bf16) != losses(quantized)
+    shown = capsys.readouterr().out
+    for text in ("ue5m3, seed 0", "plain", "loud", f"{trial['heldout_loss']:.4f}"):
+        assert text in shown
+
+
+def test_a_trial_at_a_step_without_its_text_elsewhere(run, tmp_path):
+    copied = tmp_path / "run"
+    shutil.copytree(run, copied)
+    trial = copied / "checkpoints/ue5m3-0"
+    (found,) = results(trial, "--step=4", "--forward=quantized", out=tmp_path)
+    (evaluation,) = [r for r in rows(run, "evaluations.jsonl") if r["step"] == 4]
+    assert found["step"] == 4
+    assert losses(found)["all"] == evaluation["heldout_loss"]
+
+
+def test_questions_and_samples_need_no_text(run, texts, tmp_path, capsys):
+    path = tmp_path / "questions.jsonl"
+    question = {"context": "Text 3 ", "choices": ["counts", "weighs"], "answer": 0}
+    path.write_text(json.dumps(question))
+    flags = ["--no-loss", f"--choices={path}", "--sample=Text 3", "--sample=TEXT"]
+    flags += ["--num-tokens=8", "--forward=quantized"]
+    (found,) = results(run, *flags, out=tmp_path)
+    assert "domains" not in found
+    assert found["choices"]["questions"] == 1
+    assert found["choices"]["by_sum"] in (0, 1)
+    assert [each["prompt"] for each in found["samples"]] == ["Text 3", "TEXT"]
+    assert found["samples"][0]["text"] in capsys.readouterr().out
+    assert results(run, *flags, out=tmp_path) == [found]
+    (other,) = results(run, *flags, "--seed=1", out=tmp_path)
+    assert other["samples"] != found["samples"]
+
+
+def test_other_text_is_evaluated_whole_by_the_tokenizer_of_the_run(run, tmp_path):
+    text = "Text 3 counts to 9. " * 5
+    (tmp_path / "a.txt").write_text(text)
+    flags = [f"--data={tmp_path / 'a.txt'}", "--forward=bf16"]
+    (found,) = results(run, *flags, out=tmp_path)
+    assert found["domains"].keys() == {"text"}
+    # All bytes but those of the first token, which nothing predicts.
+    assert len(text) - 8 <= found["domains"]["text"]["bytes"] < len(text)
+
+
+def test_results_are_left_in_the_folder_of_the_run(run, tmp_path):
+    copied = tmp_path / "run"
+    shutil.copytree(run, copied)
+    flags = ["--no-loss", "--sample=T", "--num-tokens=1", "--forward=bf16"]
+    assert evaluate.main([f"--checkpoint={copied}", *flags]) == 0
+    trial = copied / "checkpoints/ue5m3-0"
+    assert evaluate.main([f"--checkpoint={trial}", *flags]) == 0
+    found = {path.name for path in copied.glob("evaluation*.json")}
+    assert found == {"evaluation.json", "evaluation-ue5m3-0.json"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--step=5"], "step must be one of 4, 6 in"),
+        (["--no-loss"], "--no-loss: must come with --choices or --sample"),
+        (["--data=nowhere"], "nowhere"),
+        (["--choices=nowhere"], "nowhere"),
+        (["--no-loss", "--sample="], "must fit a row of 32 tokens"),
+        (["--no-loss", "--sample=a", "--num-tokens=32"], "got 1 tokens of 'a'"),
+        (["--no-loss", "--sample=a", "--temperature=-1"], "temperature must be"),
+    ],
+)
+def test_a_wrong_argument_is_one_sentence(run, flags, message, tmp_path, capsys):
+    out = tmp_path / "found.json"
+    assert evaluate.main([f"--checkpoint={run}", f"--out={out}", *flags]) == 2
+    error = capsys.readouterr().err
+    assert "error: " in error and message in error
+    assert not out.exists()
+
+
+def test_a_folder_that_is_none_of_a_run_is_an_error(run, tmp_path, capsys):
+    assert evaluate.main([f"--checkpoint={tmp_path}"]) == 2
+    assert "must be the folder of a run" in capsys.readouterr().err
+    alone = tmp_path / "ue5m3-0"
+    shutil.copytree(run / "checkpoints/ue5m3-0", alone)
+    assert evaluate.main([f"--checkpoint={alone}"]) == 2
+    assert "config.json" in capsys.readouterr().err
+
+
+def test_text_that_has_changed_is_an_error(run, texts, tmp_path, capsys):
+    copied = tmp_path / "run"
+    shutil.copytree(run, copied)
+    path = copied / "config.json"
+    changed = json.loads(path.read_text())
+    changed["config"]["data"]["source"] = str(texts.parent / "plain")
+    path.write_text(json.dumps(changed))
+    assert evaluate.main([f"--checkpoint={copied}"]) == 2
+    assert "must be what the run trained on" in capsys.readouterr().err
