@@ -61,7 +61,7 @@ class Folder:
         if jax.process_count() > 1:
             multihost_utils.sync_global_devices("the folder is made")
         self._finished = {
-            (row["policy"], row["seed"]): row for row in _read(path / "trials.jsonl")
+            (row["policy"], row["seed"]): row for row in read_log(path / "trials.jsonl")
         }
         self._logs: dict[str, train.JsonLines] = {}
 
@@ -104,7 +104,7 @@ class Folder:
         if name not in self._logs:
             path = self.path / name
             if path.exists():
-                _rewrite(path, _read(path))  # ends a line that was cut off
+                _rewrite(path, read_log(path))  # ends a line that was cut off
             self._logs[name] = train.JsonLines(path)
         self._logs[name].write(row)
 
@@ -112,7 +112,7 @@ class Folder:
         """Returns the records of a trial in a log."""
         return [
             row
-            for row in _read(self.path / name)
+            for row in read_log(self.path / name)
             if (row["policy"], row["seed"]) == (policy, seed)
         ]
 
@@ -125,7 +125,7 @@ class Folder:
                 log.close()
             path = self.path / name
             if path.exists():
-                rows = _read(path)
+                rows = read_log(path)
                 _rewrite(
                     path,
                     (
@@ -179,7 +179,7 @@ def identity(description: Mapping[str, Any]) -> Row:
     }
 
 
-def _read(path: Path) -> list[Row]:
+def read_log(path: Path) -> list[Row]:
     """Returns the records of a log; a last one that was cut off is none."""
     if not path.exists():
         return []

@@ -114,6 +114,11 @@ class Checkpoints:
             return []
         return sorted(self._manager.all_steps())
 
+    @property
+    def is_saving(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._opened is not None and self._opened.is_saving_in_progress()
+
     def save(self, state: TrainState, *, data: Mapping[str, Any]) -> bool:
         """Begins to write a state, unless its step is there already.
 

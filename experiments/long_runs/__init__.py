@@ -1,0 +1,1 @@
+"""What a run of weeks must withstand, tried: kills, saving, starving, endurance."""

@@ -1,0 +1,115 @@
+"""What a checkpoint costs the steps around it.
+
+python -m experiments.long_runs.saving --model 125m --out saving.jsonl
+
+cost = (time that save takes + excess of the steps until it is written) / (100 steps)
+"""
+
+import dataclasses
+import itertools
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import tyro
+from flax import nnx
+
+from experiments.record import setting
+from fp4jax import models, policies, train
+
+
+def main(
+    model: str = "125m",
+    policy: str = "ufp4",
+    rows: int = 2,
+    length: int = 256,
+    saves: int = 3,
+    every: int = 100,
+    out: Path | None = None,
+) -> int:
+    """Measures it.
+
+    Args:
+      model: From `fp4jax.models.PRESETS`.
+      policy: From `fp4jax.policies.PRESETS`.
+      rows: Of a batch.
+      length: Tokens of a row.
+      saves: How often to measure.
+      every: Steps between two checkpoints, that the cost is a part of.
+      out: File to add the result to, as a JSON line.
+    """
+    config = models.PRESETS[model]
+    tokens = np.random.default_rng(0).integers(
+        0, config.vocab_size, (rows, length + 1), dtype=np.int32
+    )
+    batch = {
+        "inputs": tokens[:, :-1],
+        "targets": tokens[:, 1:],
+        "segment_ids": np.ones((rows, length), np.int32),
+        "positions": np.tile(np.arange(length, dtype=np.int32), (rows, 1)),
+        "loss_mask": np.ones((rows, length), np.float32),
+    }
+    optimizer = train.make_optimizer(train.OptimConfig(), steps=1000)
+    transformer = models.Transformer(
+        config, policies.PRESETS[policy](config), rngs=nnx.Rngs(0)
+    )
+    graph, state = train.make_state(transformer, optimizer.transform)
+    step = train.make_train_step(graph, optimizer)
+
+    def timed(state):
+        start = time.perf_counter()
+        state, metrics = step(state, batch)
+        jax.block_until_ready(metrics)
+        return state, time.perf_counter() - start
+
+    for _ in range(3):
+        state, _ = timed(state)
+    plain, costs, blocked = [], [], []
+    with tempfile.TemporaryDirectory() as folder:
+        with train.Checkpoints(folder, config={}, keep_last=1) as checkpoints:
+            checkpoints.save(state, data={})  # compiles
+            checkpoints.wait()
+            for _ in range(saves):
+                for _ in range(5):
+                    state, seconds = timed(state)
+                    plain.append(seconds)
+                start = time.perf_counter()
+                assert checkpoints.save(state, data={})
+                blocked.append(time.perf_counter() - start)
+                during = []
+                for _ in itertools.count():
+                    state, seconds = timed(state)
+                    during.append(seconds)
+                    if not checkpoints.is_saving:
+                        break
+                excess = sum(during) - len(during) * statistics.median(plain)
+                costs.append(blocked[-1] + excess)
+            checkpoints.wait()
+            failures = checkpoints.failures
+    mean = statistics.median(plain)
+    result = {
+        "model": dataclasses.asdict(config) | {"params": models.num_params(config)},
+        "policy": policy,
+        "tokens_per_step": rows * length,
+        "step_s": mean,
+        "step_spread_s": statistics.stdev(plain),
+        "blocked_s": statistics.mean(blocked),
+        "cost_s": statistics.mean(costs),
+        "cost_of_steps": statistics.mean(costs) / (every * mean),
+        "every": every,
+        "failures": failures,
+    }
+    for name, value in result.items():
+        print(f"{name}: {value}")
+    if out is not None:
+        with train.JsonLines(out) as log:
+            log.write(result | setting())
+    return int(failures > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(tyro.cli(main, description=__doc__))
