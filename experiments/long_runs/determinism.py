@@ -1,6 +1,6 @@
 """Whether equal runs are equal bit for bit on this device, and what that costs.
 
-python -m experiments.long_runs.determinism --model 35m --out determinism.jsonl
+python -m experiments.long_runs.determinism --model dense_35m --out determinism.jsonl
 
 Trains twice under each setting of XLA, in processes of their own that compile anew.
 """
@@ -26,7 +26,7 @@ SETTINGS = (
 
 
 def main(
-    model: str = "35m",
+    model: str = "dense_35m",
     policy: str = "ufp4",
     steps: int = 60,
     batch_size: int = 64,

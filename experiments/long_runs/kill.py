@@ -58,9 +58,9 @@ def main(
     rows, random_moments = [], random.Random(seed)
     for policy in policies.split(","):
         with tempfile.TemporaryDirectory() as folder:
-            rows += list(_try(policy, kills, steps, random_moments, Path(folder)))
-    for row in rows:
-        print(json.dumps(row))
+            for row in _try(policy, kills, steps, random_moments, Path(folder)):
+                print(json.dumps(row), flush=True)
+                rows.append(row)
     if out is not None:
         with JsonLines(out) as log:
             for row in rows:

@@ -1,6 +1,6 @@
 """What a checkpoint costs the steps around it.
 
-python -m experiments.long_runs.saving --model 125m --out saving.jsonl
+python -m experiments.long_runs.saving --model dense_125m --out saving.jsonl
 
 cost = (time that save takes + excess of the steps until it is written) / (100 steps)
 """
@@ -23,7 +23,7 @@ from fp4jax import models, policies, train
 
 
 def main(
-    model: str = "125m",
+    model: str = "dense_125m",
     policy: str = "ufp4",
     rows: int = 2,
     length: int = 256,
