@@ -10,6 +10,7 @@ from jax.sharding import Mesh
 from experiments import ngram
 from experiments.folder import Folder
 from experiments.presets import ExperimentConfig
+from experiments.profiling import Profile
 from experiments.report import Baseline, Trial
 from experiments.stop import Stop
 from experiments.trial import Run, batches_of
@@ -29,6 +30,7 @@ class Comparison:
     description: Mapping[str, Any]
     stop: Stop
     mesh: Mesh | None = None
+    profile: Profile | None = None
 
     @property
     def seeds(self) -> range:

@@ -12,6 +12,7 @@ import jax
 from jax.experimental import multihost_utils
 
 from experiments import record
+from experiments.tracking import TensorBoard
 from fp4jax import train
 from fp4jax.train.checkpoint import config_differences
 
@@ -36,14 +37,22 @@ class Folder:
       path: new or empty, or with `resume` that of a comparison.
       description: from `record.describe`.
       resume: go on with what is there; begin anew if nothing is.
+      tracker: gets the records of all logs too.
 
     Raises:
       ValueError: the folder is in use, cannot be made, holds something else, or a
         comparison of another config, with the fields that differ.
     """
 
-    def __init__(self, path: Path, description: Row, *, resume: bool):
-        self.path = path
+    def __init__(
+        self,
+        path: Path,
+        description: Row,
+        *,
+        resume: bool,
+        tracker: TensorBoard | None = None,
+    ):
+        self.path, self._tracker = path, tracker
         self._is_writer = jax.process_index() == 0
         if self._is_writer:
             is_new = not (path / "config.json").exists()
@@ -71,6 +80,8 @@ class Folder:
     def __exit__(self, *_):
         for log in self._logs.values():
             log.close()
+        if self._tracker is not None:
+            self._tracker.close()
         if self._is_writer:
             self._lock.close()
 
@@ -107,6 +118,8 @@ class Folder:
                 _rewrite(path, read_log(path))  # ends a line that was cut off
             self._logs[name] = train.JsonLines(path)
         self._logs[name].write(row)
+        if self._tracker is not None:
+            self._tracker.write(name, row)
 
     def rows(self, name: str, policy: str, seed: int) -> list[Row]:
         """Returns the records of a trial in a log."""
@@ -120,7 +133,8 @@ class Folder:
         """Drops the records of a trial that come after a step."""
         if not self._is_writer:
             return
-        for name in ("metrics.jsonl", "evaluations.jsonl"):
+        names = ("metrics.jsonl", "evaluations.jsonl")
+        for name in names:
             if (log := self._logs.pop(name, None)) is not None:
                 log.close()
             path = self.path / name
@@ -135,6 +149,9 @@ class Folder:
                         or row["step"] <= step
                     ),
                 )
+        if self._tracker is not None:
+            logs = {name: self.rows(name, policy, seed) for name in names}
+            self._tracker.begin(policy, seed, logs)
 
 
 def _lock(path: Path):

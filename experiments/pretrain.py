@@ -27,7 +27,9 @@ from experiments import presets, processes, record, report
 from experiments.compare import Comparison
 from experiments.folder import Folder
 from experiments.presets import ExperimentConfig, RunConfig
+from experiments.profiling import Profile
 from experiments.stop import Stop
+from experiments.tracking import TensorBoard
 from experiments.trial import Stopped
 from fp4jax import data, models, policies, sharding
 from fp4jax.data import Corpus, DataConfig
@@ -77,6 +79,11 @@ class Arguments:
     distributed: bool = False
     """one of several processes, which JAX finds by its environment (SLURM, Kubernetes,
     or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID)."""
+    tensorboard: bool = False
+    """also writes the logs for TensorBoard, to the folder tensorboard in --out."""
+    profile: Annotated[str, tyro.conf.arg(metavar="FIRST:LAST")] = ""
+    """traces these steps of every policy's first seed by JAX's profiler, to the folder
+    profile in --out; step 1 compiles. TensorBoard shows them, with xprof installed."""
     set: Annotated[
         tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="PATH=VALUE")
     ] = ()
@@ -95,7 +102,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         config, corpus, mesh, path = prepare(arguments)
         command = shlex.join(["python", "-m", "experiments.pretrain", *argv])
         description = record.describe(config, corpus=corpus, command=command)
-        folder = Folder(path, description, resume=arguments.resume == "auto")
+        profile = None
+        if arguments.profile:
+            steps, traces = config.run.steps, path / "profile"
+            profile = Profile.parse(arguments.profile, steps=steps, folder=traces)
+        tracker = TensorBoard(path / "tensorboard") if arguments.tensorboard else None
+        is_resumed = arguments.resume == "auto"
+        folder = Folder(path, description, resume=is_resumed, tracker=tracker)
     except (ValueError, TypeError, OSError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -111,6 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             description=description,
             stop=stop,
             mesh=mesh,
+            profile=profile,
         )
         try:
             baselines = [] if arguments.alone else list(comparison.baselines())

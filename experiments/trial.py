@@ -15,6 +15,7 @@ from rich.console import Console
 from experiments import presets
 from experiments.folder import Folder, Row, identity, number
 from experiments.presets import ExperimentConfig
+from experiments.profiling import Profile, Tracer
 from experiments.report import Trial
 from experiments.stop import Stop
 from fp4jax import data, models, sharding, train
@@ -47,6 +48,7 @@ class Run:
       description: from `experiments.record.describe`.
       stop: asked whether to stop.
       mesh: that the rows of batches are spread over; None for one device.
+      profile: which steps to trace, of the first seed.
     """
 
     config: ExperimentConfig
@@ -57,6 +59,7 @@ class Run:
     seed: int
     stop: Stop
     mesh: Mesh | None = None
+    profile: Profile | None = None
 
     def __call__(self) -> Trial:
         """Returns the result, which an earlier command may have found.
@@ -133,8 +136,10 @@ class Run:
         spikes = train.SpikeDetector(window=guard.window, sigmas=guard.sigmas)
         for record in self.folder.rows("metrics.jsonl", self.policy, self.seed):
             spikes.update(number(record["loss"]))
+        is_first = self.seed == config.run.seed
+        tracer = Tracer(self.profile if is_first else None, self.policy)
         runs = train.train_phases(
-            lambda phase: program(phase).step,
+            lambda phase: tracer(program(phase).step),
             schedule,
             state,
             map(self._place, batches),
@@ -152,7 +157,8 @@ class Run:
         )
         console = Console(stderr=True, quiet=jax.process_index() > 0)
         label = f"{self.policy}, seed {self.seed}"
-        with train.Progress(label, steps=config.run.steps, console=console) as shown:
+        progress = train.Progress(label, steps=config.run.steps, console=console)
+        with tracer, progress as shown:
             for state, records in runs:
                 for record in records:
                     self._watch(record, is_spike=spikes.update(record["loss"]))

@@ -176,6 +176,9 @@ def test_a_control_that_does_not_lose_fails_the_command(
         (["--set=data.batch_size=64", "--mesh=data=64"], "size must be from 1 to 8"),
         (["--set=guard.max_skips=0"], "max_skips must be at least 1, got max_skips=0"),
         (["--set=checkpoint.keep_last=0"], "keep_last must be at least 1"),
+        (["--profile=0:3"], "--profile: must read FIRST:LAST with 1 <= FIRST"),
+        (["--profile=7"], "--profile: must read FIRST:LAST"),
+        (["--profile=7:201"], "LAST <= --steps=200, got '7:201'"),
     ],
 )
 def test_a_bad_argument_is_one_sentence_and_leaves_nothing(
