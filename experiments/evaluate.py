@@ -17,9 +17,9 @@ import numpy as np
 import tyro
 from flax import nnx
 from rich.console import Console
-from rich.table import Table
 
 from experiments import record
+from experiments.report import evaluations, tables
 from experiments.saved import RunFolder, Saved
 from fp4jax import data, train
 from fp4jax.data import Corpus
@@ -36,7 +36,8 @@ class Arguments:
     - Everything is computed twice: with the forward GEMMs quantized as in the last step
       of training, and with them in BF16. Only the first says what a model is worth that
       is also used in FP4; the difference is what rounding costs at that moment.
-    - Losses are in nats/token and bits/byte, of every domain and of all together.
+    - Losses are in nats/token and bits/byte, of every domain and of all together, with
+      gaps to the model trained in BF16 where the run has one.
     - Checkpoints are only read: a run may go on meanwhile. One that is damaged is left
       out for the one before it.
     - Results are printed, and written as JSON. Wrong arguments are one error, exit
@@ -176,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         folder = RunFolder.of(Path(arguments.checkpoint))
         task = prepare(arguments, folder)
-        rows = list(evaluate(arguments, folder, task))
+        rows = evaluations.with_gaps(list(evaluate(arguments, folder, task)))
         out = Path(arguments.out or folder.root / f"{folder.name}.json")
         found = {
             "checkpoint": arguments.checkpoint,
@@ -190,6 +191,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, TypeError, ImportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted: no results are written.", file=sys.stderr)
+        return 130
     console = Console()
     if not console.is_terminal:
         console.width = 100
@@ -255,37 +259,10 @@ def evaluate(arguments: Arguments, folder: RunFolder, task: Task) -> Iterator[Ro
 
 def show(rows: Sequence[Row], console: Console) -> None:
     """Prints the results: a table, then the samples."""
-    table = Table(
-        title="Held-out loss and accuracy",
-        caption="Losses in nats/token. Forward: how GEMMs were computed, quantized as "
-        "in the last step of training or in BF16.",
-    )
-    losses = any("domains" in row for row in rows)
-    names = ["", "step", "forward"]
-    names += ["domain", "loss", "bits/byte", "tokens"] if losses else []
-    if has_choices := any("choices" in row for row in rows):
-        names += ["accuracy", "by byte"]
-    for i, name in enumerate(names):
-        table.add_column(name, justify="right" if i in (1, 4, 5, 6, 7, 8) else "left")
-    for row in rows:
-        first = (f"{row['policy']}, seed {row['seed']}", f"{row['step']}")
-        cells = [*first, row["forward"]]
-        choices = row.get("choices", {})
-        kinds = ("by_sum", "by_byte") if choices else ()
-        tail = [f"{choices[kind]:.1%}" for kind in kinds]
-        for domain, each in row.get("domains", {"": None}).items():
-            middle = []
-            if each is not None:
-                middle = [
-                    domain,
-                    f"{each['heldout_loss']:.4f}",
-                    f"{each['bits_per_byte']:.4f}",
-                    f"{each['tokens']:,}",
-                ]
-            table.add_row(*cells, *middle, *tail)
-            cells, tail = ["", "", ""], [""] * len(tail)
-    if losses or has_choices:
-        console.print(table)
+    if any("domains" in row or "choices" in row for row in rows):
+        header, cells = evaluations.table(rows)
+        title, caption = "Trained models, evaluated", evaluations.CAPTION
+        console.print(tables.terminal(header, cells, title=title, caption=caption))
     for row in rows:
         for sample in row.get("samples", ()):
             console.rule(f"{row['policy']}, seed {row['seed']}, {row['forward']}")

@@ -26,6 +26,7 @@ class Arguments:
       one another; others get a section of their own.
     - Lines are means over the seeds that have come so far, bands a sample standard
       deviation to both sides. Gaps pair the runs of a seed at equal steps.
+    - The page also shows what experiments.evaluate has left in the folders of runs.
     - Only reads the runs, which may still be training. Wrong arguments are one error,
       exit status 2.
     """
@@ -40,10 +41,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status."""
     arguments = tyro.cli(Arguments, prog="python -m experiments.report", args=argv)
     try:
-        if not arguments.runs or (len(arguments.runs) > 1 and not arguments.out):
+        if not arguments.runs:
+            raise ValueError("runs: must be at least one folder, got none.")
+        if len(arguments.runs) > 1 and not arguments.out:
             raise ValueError(
-                "--out: must be given for other than one run, got "
-                f"{len(arguments.runs)} runs."
+                f"--out: must be given for several runs, got {len(arguments.runs)}."
             )
         out = Path(arguments.out or arguments.runs[0])
         written = report([Path(run) for run in arguments.runs], out)

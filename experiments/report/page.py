@@ -9,7 +9,7 @@ from string import Template
 from matplotlib.figure import Figure
 
 from experiments.presets import REFERENCE
-from experiments.report import tables
+from experiments.report import evaluations, tables
 from experiments.report.runs import ALL, Group
 from experiments.report.standings import CAPTION, HEADER, Standing, verdict
 
@@ -70,6 +70,9 @@ def section(
             if row.name != REFERENCE
         ]
         parts.append(tables.markup(header, cells))
+    if group.evaluations:
+        parts.append(tables.markup(*evaluations.table(group.evaluations)))
+        parts.append(f'<p class="note">{html.escape(evaluations.CAPTION)}</p>')
     return "\n".join(parts)
 
 

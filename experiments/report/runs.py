@@ -66,12 +66,14 @@ class Group:
       descriptions: their config.json.
       trials: one for each policy and seed.
       baselines: rows of n-gram models from report.json.
+      evaluations: results from evaluation*.json.
     """
 
     names: tuple[str, ...]
     descriptions: tuple[Mapping[str, Any], ...]
     trials: tuple[Trial, ...]
     baselines: tuple[Mapping[str, Any], ...]
+    evaluations: tuple[Mapping[str, Any], ...]
 
     @property
     def policies(self) -> dict[str, list[Trial]]:
@@ -141,17 +143,21 @@ def _comparable(description: Mapping[str, Any]) -> str:
 def _group(members: Sequence[tuple[Path, Mapping[str, Any]]]) -> Group:
     trials: dict[tuple[str, int], Trial] = {}
     baselines: list[Mapping[str, Any]] = []
+    evaluations: list[Mapping[str, Any]] = []
     for folder, description in members:
         for trial in _trials(folder, description):
             trials.setdefault((trial.policy, trial.seed), trial)
         path = folder / "report.json"
         if not baselines and path.is_file():
             baselines = json.loads(path.read_text(encoding="utf-8"))["baselines"]
+        for path in sorted(folder.glob("evaluation*.json")):
+            evaluations += json.loads(path.read_text(encoding="utf-8"))["results"]
     return Group(
         names=tuple(folder.name for folder, _ in members),
         descriptions=tuple(description for _, description in members),
         trials=tuple(trials.values()),
         baselines=tuple(baselines),
+        evaluations=tuple(evaluations),
     )
 
 

@@ -64,6 +64,7 @@ def test_losses_of_the_quantized_forward_are_those_of_training(run, tmp_path, ca
     }
     assert quantized["domains"]["all"]["bits_per_byte"] == trial["bits_per_byte"]
     assert losses(bf16) != losses(quantized)
+    assert bf16["domains"]["all"]["gap"] is None  # BF16 did not train
     shown = capsys.readouterr().out
     for text in ("ue5m3, seed 0", "plain", "loud", f"{trial['heldout_loss']:.4f}"):
         assert text in shown

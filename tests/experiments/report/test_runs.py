@@ -153,6 +153,10 @@ def test_figures_have_bands_and_leave_the_gap_of_the_control_out(tmp_path):
 
 def test_the_page_needs_nothing_beside_it(tmp_path, capsys):
     folder = write(tmp_path / "a", WORSE)
+    domains = {"code": {"heldout_loss": 1.2345, "bits_per_byte": 1.0, "gap": None}}
+    result = {"policy": "ufp4", "seed": 0, "step": 4, "forward": "quantized"}
+    found = {"results": [result | {"domains": domains}]}
+    (folder / "evaluation.json").write_text(json.dumps(found))
     assert command.main([str(folder)]) == 0
     assert "ufp4" in capsys.readouterr().out
     page = (folder / "runs.html").read_text()
@@ -163,6 +167,7 @@ def test_the_page_needs_nothing_beside_it(tmp_path, capsys):
         assert kind == "data:image/png;"
         assert base64.b64decode(data) == (folder / name).read_bytes()
     assert "http" not in page and "&lt;here&gt;" in page and "+3.00%" in page
+    assert "1.2345" in page
 
 
 def test_several_runs_have_a_section_for_each_setting(tmp_path, capsys):
@@ -181,6 +186,8 @@ def test_several_runs_have_a_section_for_each_setting(tmp_path, capsys):
 
 
 def test_what_is_no_run_is_an_error(tmp_path, capsys):
+    assert command.main([]) == 2
+    assert "must be at least one folder" in capsys.readouterr().err
     assert command.main([str(tmp_path)]) == 2
     assert "without config.json" in capsys.readouterr().err
     assert command.main([str(write(tmp_path / "a", ["bf16"], done=0))]) == 2
