@@ -1,6 +1,7 @@
 """What the folders of runs hold so far, finished or not."""
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -82,6 +83,16 @@ class Group:
         for trial in self.trials:
             found.setdefault(trial.policy, []).append(trial)
         return found
+
+    @property
+    def missing(self) -> set[tuple[str, int]]:
+        """Policy and seed of each trial that is not finished, begun or not."""
+        planned = set()
+        for description in self.descriptions:
+            run, names = description["config"]["run"], description["config"]["policies"]
+            seeds = range(run["seed"], run["seed"] + run["seeds"])
+            planned |= set(itertools.product(names, seeds))
+        return planned - {(t.policy, t.seed) for t in self.trials if t.finished}
 
     @property
     def domains(self) -> list[str]:

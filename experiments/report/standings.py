@@ -82,12 +82,9 @@ def standings(group: Group) -> list[Standing]:
 
 def verdict(group: Group, rows: Sequence[Standing]) -> str:
     """Returns whether the comparison can be believed, or what is missing for that."""
-    open_trials = [t for t in group.trials if not t.finished]
-    if open_trials:
-        return (
-            f"Not finished: {len(open_trials)} of {len(group.trials)} trials that have "
-            "begun are still open."
-        )
+    if missing := sorted(group.missing):
+        names = ", ".join(f"{policy}-{seed}" for policy, seed in missing)
+        return f"Not finished: {names}."
     return judge(rows)[1]
 
 

@@ -39,7 +39,7 @@ def write(folder, policies, *, seeds=(0, 1), done=STEPS, setting=(), diverge=Non
     folder.mkdir()
     names = [name for name in policies if name in WORSE]
     config = resolve(
-        steps=STEPS, policy_names=names, alone=True, assignments=[*setting]
+        steps=STEPS, policy_names=names, seeds=2, alone=True, assignments=[*setting]
     )
     description = {
         "command": "python -m experiments.pretrain <here>",
@@ -96,7 +96,9 @@ def test_the_verdict_waits_for_the_end(tmp_path):
     group = only(write(tmp_path / "a", WORSE))
     assert "2 bits lose plainly" in verdict(group, standings(group))
     group = only(write(tmp_path / "b", WORSE, done=25))
-    assert verdict(group, standings(group)).startswith("Not finished: 6 of 6 trials")
+    assert verdict(group, standings(group)).startswith("Not finished: bf16-0, bf16-1")
+    group = only(write(tmp_path / "c", WORSE, seeds=(0,)))
+    assert "Not finished: bf16-1, int2-1, ufp4-1." in verdict(group, standings(group))
 
 
 def test_a_run_without_an_evaluation_compares_training_losses(tmp_path):
