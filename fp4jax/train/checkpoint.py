@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import jax
-import jax.numpy as jnp
 import orbax.checkpoint as ocp
-from jax import lax
 from jax.experimental import multihost_utils
 
+from fp4jax.train.arrays import inspect, put_together, take_apart
 from fp4jax.train.state import TrainState
 
 _log = logging.getLogger(__name__)
@@ -27,7 +26,6 @@ _READ_ONLY = ocp.CheckpointManagerOptions(
     read_only=True, create=False, save_interval_steps=0
 )
 
-Arrays = dict[str, jax.Array]
 Note = dict[str, Any]
 
 
@@ -137,8 +135,8 @@ class Checkpoints:
                 "save: checkpoints must be opened to write, got read_only=True."
             )
         step = int(state.step)
-        arrays = _arrays(state)
-        sums, finite = jax.device_get(_inspect(arrays))
+        arrays = take_apart(state)
+        sums, finite = jax.device_get(inspect(arrays))
         broken = [name for name, is_finite in finite.items() if not is_finite]
         if broken:
             _log.error(
@@ -232,14 +230,14 @@ class Checkpoints:
             )
         target = {
             name: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
-            for name, x in _arrays(like).items()
+            for name, x in take_apart(like).items()
         }
         arrays = self._part(step, state=ocp.args.StandardRestore(target))
-        sums, _ = jax.device_get(_inspect(arrays))
+        sums, _ = jax.device_get(inspect(arrays))
         wrong = [n for n, value in sums.items() if note["checksums"].get(n) != value]
         if wrong:
             raise ValueError(f"checksum of {', '.join(wrong)}")
-        return Restored(_state(arrays, like), note["data"])
+        return Restored(put_together(arrays, like), note["data"])
 
     def _part(self, step: int, **args: Any) -> Any:
         """Returns one part of a checkpoint, which the name of the argument is."""
@@ -350,61 +348,6 @@ def config_differences(old: Any, new: Any, path: str = "") -> list[str]:
 def _short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _arrays(state: TrainState) -> Arrays:
-    """Returns the arrays of a state by name, keys as the words that they hold."""
-    named, _ = jax.tree_util.tree_flatten_with_path(state)
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): (
-            jax.random.key_data(x) if _is_key(x) else x
-        )
-        for path, x in named
-    }
-
-
-def _state(arrays: Arrays, like: TrainState) -> TrainState:
-    """Returns the state that `_arrays` has taken apart."""
-    leaves, structure = jax.tree.flatten(like)
-
-    def leaf(name: str, old: jax.Array) -> jax.Array:
-        x = arrays[name]
-        if not _is_key(old):
-            return x
-        return jax.random.wrap_key_data(x, impl=jax.random.key_impl(old))
-
-    named = zip(_arrays(like), leaves, strict=True)
-    return jax.tree.unflatten(structure, [leaf(name, old) for name, old in named])
-
-
-def _is_key(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
-@jax.jit
-def _inspect(arrays: Arrays) -> tuple[Arrays, Arrays]:
-    """Returns the checksum of every array, and whether all of it is finite."""
-    sums = {name: _checksum(x) for name, x in arrays.items()}
-    return sums, {name: jnp.isfinite(x).all() for name, x in arrays.items()}
-
-
-def _checksum(x: jax.Array) -> jax.Array:
-    """Returns sum_i bits(x_i) (2 h(i) + 1) modulo 2^32, h a bijection of uint32.
-
-    Any single damaged element changes it, and swapped ones do with all likelihood. A
-    sum of integers does not depend on its order, so neither on the sharding.
-    """
-    if x.dtype == jnp.bool_:
-        x = x.astype(jnp.uint8)
-    unsigned = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
-    bits = lax.bitcast_convert_type(x, unsigned).astype(jnp.uint32)
-    index, stride = jnp.zeros(x.shape, jnp.uint32), 1
-    for axis in reversed(range(x.ndim)):
-        along = lax.broadcasted_iota(jnp.uint32, x.shape, axis)
-        index = index + along * jnp.uint32(stride % 2**32)
-        stride *= x.shape[axis]
-    index = (index ^ (index >> 16)) * jnp.uint32(0x85EBCA6B)
-    return jnp.sum(bits * (2 * index + 1), dtype=jnp.uint32)
 
 
 def _first_line(error: Exception) -> str:
