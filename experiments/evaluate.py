@@ -196,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     console = Console()
     if not console.is_terminal:
-        console.width = 100
+        console.width = 120
     show(rows, console)
     print(out)
     return 0

@@ -31,7 +31,10 @@ class Arguments:
       exit status 2.
     """
 
-    runs: tyro.conf.Positional[tuple[str, ...]]
+    runs: Annotated[
+        tyro.conf.Positional[tuple[str, ...]],
+        tyro.conf.arg(metavar="RUN [RUN ...]", help_behavior_hint=""),
+    ]
     """folders of experiments.pretrain."""
     out: Annotated[str, tyro.conf.arg(metavar="FOLDER", help_behavior_hint="")] = ""
     """folder for the files; by default that of the run, if it is only one."""
