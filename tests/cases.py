@@ -1,6 +1,8 @@
 """What tests of several folders share."""
 
+from fp4jax import recipes
 from fp4jax.models import ModelConfig
+from fp4jax.policies import Policy, Rule
 
 SMALL = ModelConfig(
     vocab_size=64,
@@ -11,3 +13,8 @@ SMALL = ModelConfig(
     head_dim=16,
     d_ff=48,
 )
+
+
+def in_mlp_down(recipe):
+    """A policy of one quantized linear a block: what shows there holds for all."""
+    return Policy(recipes.bf16(), (Rule("*/mlp/down", recipe),))

@@ -9,10 +9,10 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
-from fp4jax import policies, sharding
+from fp4jax import recipes, sharding
 from fp4jax.models import Transformer
 from fp4jax.train import OptimConfig, make_optimizer, make_state, make_train_step
-from tests.cases import SMALL
+from tests.cases import SMALL, in_mlp_down
 
 
 def test_rows_are_spread_and_state_is_whole_everywhere():
@@ -49,7 +49,7 @@ def test_a_step_on_a_mesh_equals_that_on_one_device_but_for_the_order_of_sums():
     found = []
     for size in (1, 8):
         mesh = sharding.data_mesh(size)
-        model = Transformer(config, policies.ufp4(config), rngs=nnx.Rngs(0))
+        model = Transformer(config, in_mlp_down(recipes.ufp4()), rngs=nnx.Rngs(0))
         graph, state = make_state(model, optimizer.transform)
         step = make_train_step(graph, optimizer, mesh=mesh)
         state = sharding.replicate(state, mesh)

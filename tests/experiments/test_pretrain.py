@@ -231,16 +231,16 @@ def test_a_run_that_diverges_is_nan_from_there_on(comparison, tmp_path):
 
 def test_a_finish_leaves_reference_and_control(comparison, tmp_path):
     options = {"steps": 4, "finish": "bf16_forward", "finish_fraction": 0.5}
-    shared = {"steps": 4, "policy_names": ["ufp4"], "alone": True}
+    shared = {"steps": 4, "policy_names": ["e2m1_ref"], "alone": True}
     runs = comparison(tmp_path / "finish", **shared | options)
     plain = comparison(tmp_path / "plain", **shared)
     found = [next(run.trials()) for run in (runs, plain)]
     assert found[0].losses[:2] == found[1].losses[:2]
     assert found[0].losses[2] != found[1].losses[2]
     assert found[0].heldout_loss != found[1].heldout_loss
-    ufp4 = policies.ufp4(runs.config.model)
-    expected = Schedule(((0, ufp4), (2, policies.bf16_forward(ufp4))))
-    assert schedule(runs.config, "ufp4") == expected
+    e2m1 = policies.e2m1_ref(runs.config.model)
+    expected = Schedule(((0, e2m1), (2, policies.bf16_forward(e2m1))))
+    assert schedule(runs.config, "e2m1_ref") == expected
     for name in ("bf16", "int2"):
         assert schedule(runs.config, name) == policies.PRESETS[name](runs.config.model)
 

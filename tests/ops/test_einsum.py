@@ -97,7 +97,7 @@ def problems(draw):
     return spec, *shapes
 
 
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None, derandomize=True)
 @given(problems())
 def test_any_spec_equals_theirs(problem):
     assert_equals_theirs(*problem)

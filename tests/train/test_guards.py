@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from fp4jax import policies
+from fp4jax import recipes
 from fp4jax.models import Transformer
 from fp4jax.train import (
     OptimConfig,
@@ -20,8 +20,10 @@ from fp4jax.train import (
     make_state,
     make_train_step,
 )
-from tests.cases import SMALL
+from tests.cases import SMALL, in_mlp_down
 from tests.train.test_step import make_batch
+
+POLICY = in_mlp_down(recipes.ue5m3())
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +32,7 @@ def run():
     optimizer = make_optimizer(OptimConfig(), steps=10)
 
     def start():
-        model = Transformer(SMALL, policies.ue5m3(SMALL), rngs=nnx.Rngs(0))
+        model = Transformer(SMALL, POLICY, rngs=nnx.Rngs(0))
         return make_state(model, optimizer.transform)
 
     graph, _ = start()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from fp4jax import policies
+from fp4jax import policies, recipes
 from fp4jax.models import Transformer, flops_per_token
 from fp4jax.policies import Schedule
 from fp4jax.train import (
@@ -25,7 +25,7 @@ from fp4jax.train import (
     train,
     train_phases,
 )
-from tests.cases import SMALL
+from tests.cases import SMALL, in_mlp_down
 
 BATCH = {"inputs": np.zeros((2, 8), np.int32)}
 
@@ -209,7 +209,7 @@ def test_a_model_learns_a_sequence_that_repeats():
 
 
 def test_phases_compile_once_each_and_share_the_state():
-    fp4, finish = policies.ufp4(SMALL), policies.bf16(SMALL)
+    fp4, finish = in_mlp_down(recipes.ufp4()), policies.bf16(SMALL)
     schedule = Schedule(((0, fp4), (3, finish)))
     optimizer = make_optimizer(OptimConfig(), steps=6)
     model = Transformer(SMALL, schedule, rngs=nnx.Rngs(0))
