@@ -63,12 +63,13 @@ def train(
     Raises:
       ValueError: too few batches.
       FloatingPointError: `max_skips` steps in a row were skipped, once their records
-        are handed over.
+        are handed over; those of later steps, which were under way, never are.
     """
     batches, done = iter(batches), int(state.step)
     periods = [every] if isinstance(every, int) else every
     devices = state.step.devices()
     compiled = stopped = False
+    in_a_row = int(state.skipped_in_row)
     while done < steps and not stopped:
         ends = [(done // n + 1) * n for n in periods] if compiled else [done + 1]
         end, start = min(steps, *ends), time.perf_counter()
@@ -85,6 +86,7 @@ def train(
             metrics.append(step_metrics)
             tokens += batch["inputs"].size
             stopped = stop()
+        before = in_a_row
         in_a_row, metrics = jax.device_get((state.skipped_in_row, metrics))  # waits
         seconds = time.perf_counter() - start
         speed = tokens / seconds if compiled else None
@@ -101,10 +103,12 @@ def train(
             for i, m in enumerate(metrics, start=done + 1)
         ]
         done, compiled = done + len(metrics), True
-        yield state, records
-        if in_a_row >= max_skips:
-            where = f"{diagnose(state, batch)} " if diagnose is not None else ""
-            fields = records[-1] | {"skipped": in_a_row, "where": where}
+        failed = _failed(records, before, max_skips)
+        yield state, records[:failed]
+        if failed is not None:
+            is_last = in_a_row >= max_skips  # and not finite again since
+            where = f"{diagnose(state, batch)} " if diagnose and is_last else ""
+            fields = records[failed - 1] | {"skipped": max_skips, "where": where}
             raise FloatingPointError(_NOT_FINITE.format_map(fields))
 
 
@@ -175,6 +179,22 @@ def evaluate(
     if not tokens:
         raise ValueError("evaluate: batches must hold a token to predict, got none.")
     return Evaluation(nats=nats, tokens=tokens, bytes=num_bytes)
+
+
+def _failed(records: Sequence[Record], before: int, max_skips: int) -> int | None:
+    """Returns how many records there are up to the last that may be skipped in a row.
+
+    Args:
+      records: of the steps since the last hand-over.
+      before: how many steps in a row were skipped just before.
+      max_skips: as many end the training.
+    """
+    in_a_row = before
+    for count, record in enumerate(records, start=1):
+        in_a_row = in_a_row + 1 if record.get("skipped") else 0
+        if in_a_row >= max_skips:
+            return count
+    return None
 
 
 def _numbers(metrics: Metrics) -> dict[str, float | int]:

@@ -99,6 +99,7 @@ def skip_from_5_on(state, batch):
     bad = state.step >= 5
     in_row = jnp.where(bad, state.skipped_in_row + 1, 0)
     metrics["loss"] = jnp.where(bad, jnp.nan, metrics["loss"])
+    metrics["skipped"] = bad.astype(jnp.int32)
     return dataclasses.replace(state, skipped_in_row=in_row), metrics
 
 
@@ -114,11 +115,39 @@ def test_so_many_skipped_steps_in_a_row_end_the_training_and_are_handed_over():
         max_skips=3,
         diagnose=lambda state, batch: f"Found at {int(state.step)}.",
     )
-    message = r"loss=nan.* at step 8, the last of 4 such in a row\. Found at 8\. Lower"
+    message = r"loss=nan.* at step 7, the last of 3 such in a row\. Found at 8\. Lower"
     with pytest.raises(FloatingPointError, match=message):
         for _, records in runs:
             found += [record["step"] for record in records]
-    assert found == list(range(1, 9))
+    assert found == list(range(1, 8))
+
+
+@jax.jit
+def skip_3_and_4(state, batch):
+    """A step that is not finite twice, and then again."""
+    state, metrics = count(state, batch)
+    bad = (state.step == 3) | (state.step == 4)
+    in_row = jnp.where(bad, state.skipped_in_row + 1, 0)
+    metrics["skipped"] = bad.astype(jnp.int32)
+    return dataclasses.replace(state, skipped_in_row=in_row), metrics
+
+
+@pytest.mark.parametrize("every", [1, 3, 10])
+def test_they_end_it_wherever_they_lie_between_two_hand_overs(every):
+    runs = train(
+        skip_3_and_4,
+        state_at(0),
+        itertools.repeat(BATCH),
+        steps=20,
+        every=every,
+        flops_per_token=1.0,
+        max_skips=2,
+    )
+    found = []
+    with pytest.raises(FloatingPointError, match="at step 4, the last of 2 such"):
+        for _, records in runs:
+            found += [record["step"] for record in records]
+    assert found == [1, 2, 3, 4]
 
 
 def test_fewer_skipped_steps_do_not():
