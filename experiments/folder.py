@@ -170,9 +170,16 @@ def _lock(path: Path):
 
 def _check_same(path: Path, description: Row) -> None:
     """Raises ValueError where a folder is that of another comparison."""
-    found = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    wanted = json.loads(json.dumps(description))
-    differences = config_differences(identity(found), identity(wanted))
+    file = path / "config.json"
+    try:
+        found = identity(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"--resume: {str(file)!r} must be the configuration of a run, got "
+            f"{error!r}. Restore it, or use another --out."
+        ) from error
+    wanted = identity(json.loads(json.dumps(description)))
+    differences = config_differences(found, wanted)
     if differences:
         raise ValueError(
             "--resume: the configuration must be that of the run, which has "
@@ -197,11 +204,23 @@ def identity(description: Mapping[str, Any]) -> Row:
 
 
 def read_log(path: Path) -> list[Row]:
-    """Returns the records of a log; a last one that was cut off is none."""
+    """Returns the records of a log; a last one that was cut off is none.
+
+    Raises:
+      ValueError: any other line is no record, as after a crash of the machine.
+    """
     if not path.exists():
         return []
-    lines = path.read_text(encoding="utf-8").split("\n")
-    return [json.loads(line) for line in lines[:-1]]
+    rows = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+        try:
+            rows.append(json.loads(line))
+        except ValueError as error:
+            raise ValueError(
+                f"read_log: line {number} of {str(path)!r} must be a JSON record, got "
+                f"{line[:40]!r}. Remove the line."
+            ) from error
+    return rows
 
 
 def _rewrite(path: Path, rows: Iterable[Row]) -> None:

@@ -100,10 +100,14 @@ class JsonLines:
 
     Args:
       path: of the file, which is made, or written on at its end.
+
+    Raises:
+      OSError: the file cannot be made; on `write`, the disk is full, for instance.
     """
 
     def __init__(self, path: Path | str):
-        self._file = open(path, "a", encoding="utf-8", buffering=1)
+        # Without a buffer, which `close` would try to write again on a full disk.
+        self._file = open(path, "ab", buffering=0)
 
     def __enter__(self) -> Self:
         return self
@@ -121,4 +125,9 @@ class JsonLines:
             name: None if isinstance(x, float) and not math.isfinite(x) else x
             for name, x in record.items()
         }
-        self._file.write(json.dumps(finite, allow_nan=False) + "\n")
+        line = (json.dumps(finite, allow_nan=False) + "\n").encode()
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+        except OSError as error:  # which does not say the file
+            raise OSError(error.errno, error.strerror, str(self._file.name)) from error

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from experiments.folder import Folder, number
+from experiments.folder import Folder, number, read_log
 
 DESCRIPTION = {
     "command": "train",
@@ -63,6 +63,20 @@ def test_a_line_that_was_cut_off_is_dropped(tmp_path):
         folder.write("metrics.jsonl", {"policy": "bf16", "seed": 0, "step": 2})
     steps = [json.loads(line)["step"] for line in path.read_text().splitlines()]
     assert steps == [1, 2]
+
+
+def test_a_damaged_line_is_an_error_that_names_it(tmp_path):
+    (tmp_path / "trials.jsonl").write_bytes(b'{"policy": "bf16"}\n\0\0\xff\n{}\n')
+    with pytest.raises(ValueError, match=r"line 2 of '.*trials\.jsonl' must be a JSON"):
+        read_log(tmp_path / "trials.jsonl")
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"config": 3}', "\0"])
+def test_a_damaged_configuration_is_an_error_that_names_it(tmp_path, text):
+    Folder(tmp_path, DESCRIPTION, resume=True).__exit__()
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ValueError, match=r"config\.json' must be the configuration"):
+        Folder(tmp_path, DESCRIPTION, resume=True)
 
 
 def test_rewinding_a_trial_leaves_the_others(tmp_path):

@@ -58,6 +58,13 @@ def test_lines_are_on_disk_as_soon_as_written(tmp_path):
     ]
 
 
+def test_a_full_disk_is_an_error_that_names_the_log_and_closing_is_none():
+    log = JsonLines("/dev/full")
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"):
+        log.write({"step": 1})
+    log.close()
+
+
 def test_numbers_that_json_lacks_are_null(tmp_path):
     with JsonLines(tmp_path / "metrics.jsonl") as log:
         log.write({"step": 3, "loss": float("nan"), "grad_norm": float("inf")})
