@@ -153,6 +153,7 @@ class Checkpoints:
             "data": dict(data),
             "checksums": {name: int(value) for name, value in sums.items()},
         }
+        note["note_hash"] = config_hash(note)
         try:
             if step in self._manager.all_steps():
                 return True
@@ -222,6 +223,8 @@ class Checkpoints:
 
     def _read(self, step: int, like: TrainState) -> Restored:
         note = self._part(step, note=ocp.args.JsonRestore())
+        if note.pop("note_hash", None) not in (None, config_hash(note)):
+            raise ValueError("checksum of the note")
         if differences := config_differences(note["config"], self._config):
             raise _OtherConfig(
                 "Checkpoints: config must be that of the checkpoint at "

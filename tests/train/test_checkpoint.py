@@ -152,6 +152,16 @@ def test_a_checkpoint_without_a_part_is_damaged(tmp_path, part):
     assert int(checkpoints(tmp_path).restore(new_state()).state.step) == 4
 
 
+def test_a_note_that_was_changed_is_damaged(tmp_path, caplog):
+    save(tmp_path, 4, 8)
+    note = tmp_path / "8" / "note" / "metadata"
+    text = note.read_text()
+    note.write_text(text.replace('"next": 8', '"next": 9'))
+    assert note.read_text() != text
+    assert checkpoints(tmp_path).restore(new_state()).data == {"next": 4}
+    assert "checksum of the note" in caplog.text
+
+
 def test_what_was_not_finished_is_no_checkpoint(tmp_path):
     save(tmp_path, 4)
     unfinished = tmp_path / "8.orbax-checkpoint-tmp"
