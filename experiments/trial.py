@@ -72,15 +72,15 @@ class Run:
             row = self._train()
             self.folder.finish(row)
         records = self.folder.rows("metrics.jsonl", self.policy, self.seed)
-        losses = [number(None if r["skipped"] else r["loss"]) for r in records]
-        missing = self.config.run.steps - len(losses)
+        losses = {r["step"]: None if r["skipped"] else r["loss"] for r in records}
+        steps = range(1, self.config.run.steps + 1)
         speeds = [r["tokens_per_s"] for r in records if r["tokens_per_s"] is not None]
         return Trial(
             name=self.policy,
             seed=self.seed,
             heldout_loss=number(row["heldout_loss"]),
             bits_per_byte=number(row["bits_per_byte"]),
-            losses=(*losses, *[number(None)] * missing),
+            losses=tuple(number(losses.get(step)) for step in steps),
             tokens_per_s=statistics.harmonic_mean(speeds) if speeds else None,
         )
 
@@ -221,6 +221,15 @@ class Run:
             return state
         batches.set_state(found.data)
         _log.warning("%s, seed %d goes on after step %d.", self.policy, self.seed, step)
+        rows = self.folder.rows("metrics.jsonl", self.policy, self.seed)
+        if lost := step - sum(row["step"] <= step for row in rows):
+            _log.error(
+                "%s, seed %d: metrics.jsonl lacks %d of the steps before, which the "
+                "report leaves out.",
+                self.policy,
+                self.seed,
+                lost,
+            )
         return found.state
 
     def _write(self, name: str, row: Row) -> None:

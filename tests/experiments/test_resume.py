@@ -84,6 +84,23 @@ def test_a_finished_run_is_not_trained_again(start, finish, undisturbed, tmp_pat
     assert_equal(out, undisturbed)
 
 
+def test_records_that_are_lost_are_missed_and_leave_the_others_in_place(
+    start, finish, undisturbed, tmp_path
+):
+    out = tmp_path / "run"
+    shutil.copytree(undisturbed, out)
+    (out / "trials.jsonl").unlink()
+    shutil.rmtree(out / "checkpoints/ufp4-0/60")
+    records = (out / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (out / "metrics.jsonl").write_text("".join(records[:40]))
+    error = " ".join(finish(start(out)).split())
+    assert "metrics.jsonl lacks 10 of the steps before" in error
+    assert losses(out) == losses(undisturbed)[:40] + losses(undisturbed)[50:]
+    assert lines(out, "trials.jsonl") == lines(undisturbed, "trials.jsonl")
+    report = json.loads((out / "report.json").read_text())
+    assert report["policies"][0]["train_loss"] is None  # no mean of what is left
+
+
 def test_another_configuration_is_refused(start, finish, undisturbed):
     error = finish(start(undisturbed, "--set=optim.lr=0.5"), status=2)
     assert "config.optim.lr=0.003, not 0.5" in error
