@@ -37,7 +37,7 @@ class Batches(Iterator[Batch]):
         """Returns batch n, and goes on to n + 1.
 
         Raises:
-          RuntimeError: a worker process was killed.
+          ChildProcessError: a worker process was killed.
           ValueError: a shard is damaged.
         """
         if self._iterator is None:
@@ -48,7 +48,7 @@ class Batches(Iterator[Batch]):
         except BaseException as error:
             self.close()
             if isinstance(error, RuntimeError) and "terminated unexpec" in str(error):
-                raise RuntimeError(
+                raise ChildProcessError(
                     "train_batches: worker processes must live as long as their "
                     f"iterator, got one that ended before batch {self._next}. Was it "
                     "killed for memory? Lower workers, and resume."
