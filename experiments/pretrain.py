@@ -116,7 +116,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(introduction(config, corpus, mesh, path), file=sys.stderr)
 
     with folder, Stop() as stop:
-        folder.keep_tokenizer(corpus.tokenizer.to_json())
         comparison = Comparison(
             config=config,
             corpus=corpus,
@@ -127,8 +126,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             profile=profile,
         )
         try:
+            folder.keep_tokenizer(corpus.tokenizer.to_json())
             baselines = [] if arguments.alone else list(comparison.baselines())
             trials = list(comparison.trials())
+            if jax.process_index() > 0:
+                return 0
+            found = report.summarize(trials, baselines, average=config.run.average)
+            title = f"{arguments.model}, {config.run.steps} steps: loss of every policy"
+            report.write(found, trials, baselines, path, title=title, command=command)
         except (Stopped, KeyboardInterrupt):
             print(
                 f"stopped: {path} holds what was done. The same command with "
@@ -140,11 +145,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         except (ValueError, OSError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
-        if jax.process_index() > 0:
-            return 0
-        found = report.summarize(trials, baselines, average=config.run.average)
-        title = f"{arguments.model}, {config.run.steps} steps: loss of every policy"
-        report.write(found, trials, baselines, path, title=title, command=command)
         failures = folder.failed_checkpoints
     console = Console()
     if not console.is_terminal:
@@ -202,7 +202,7 @@ def prepare(
     )
     for name in config.policies:
         presets.schedule(config, name)  # raises if the model is too small for it
-    mesh = parse_mesh(arguments.mesh, batch_size=config.data.batch_size)
+    mesh = parse_mesh(arguments.mesh, config)
     now = time.strftime("%Y%m%d-%H%M%S")
     folder = Path(arguments.out or f"runs/{arguments.model}-{now}")
     if arguments.resume == "never":
@@ -214,7 +214,7 @@ def prepare(
     return config, corpus, mesh, folder
 
 
-def parse_mesh(text: str, *, batch_size: int) -> Mesh | None:
+def parse_mesh(text: str, config: ExperimentConfig) -> Mesh | None:
     """Returns the mesh that `--mesh` describes; None for one device.
 
     Raises:
@@ -224,9 +224,11 @@ def parse_mesh(text: str, *, batch_size: int) -> Mesh | None:
     if axis != sharding.DATA or not size.isdecimal():
         raise ValueError(f"--mesh: must read {sharding.DATA}=N, got {text!r}.")
     count = int(size)
-    if batch_size % max(count, 1):
+    batch_size, parts = config.data.batch_size, config.run.microbatches
+    if batch_size // parts % max(count, 1):
+        of_part = f" / run.microbatches={parts}" if parts > 1 else ""
         raise ValueError(
-            f"--mesh: must divide data.batch_size={batch_size}, got {text!r}."
+            f"--mesh: must divide data.batch_size={batch_size}{of_part}, got {text!r}."
         )
     mesh = sharding.data_mesh(count)
     return None if count == 1 else mesh
