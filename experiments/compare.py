@@ -5,15 +5,16 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import jax
 from jax.sharding import Mesh
 
 from experiments import ngram
-from experiments.folder import Folder
+from experiments.folder import Folder, Row
 from experiments.presets import ExperimentConfig
 from experiments.profiling import Profile
 from experiments.report import Baseline, Trial
 from experiments.stop import Stop
-from experiments.trial import Run, batches_of
+from experiments.trial import Run, Stopped, batches_of
 from fp4jax import data
 from fp4jax.data import Corpus
 
@@ -51,17 +52,45 @@ class Comparison:
             yield Run(policy=policy, seed=seed, **shared)()
 
     def baselines(self) -> Iterator[Baseline]:
-        """Yields n-gram models, fitted on exactly the batches of each seed."""
+        """Yields n-gram models, fitted on exactly the batches of each seed.
+
+        Those that an earlier command has fitted are read.
+
+        Raises:
+          Stopped: a signal came.
+        """
         for order, seed in itertools.product(ORDERS, self.seeds):
-            vocab_size = self.config.data.vocab_size
-            model = ngram.fit(self.batches(seed), order=order, vocab_size=vocab_size)
-            loss, bits = ngram.evaluate(
-                model,
-                data.heldout_batches(self.corpus, self.config.data),
-                token_bytes=self.corpus.token_bytes,
-            )
             name = f"{order}-gram"
-            yield Baseline(name=name, seed=seed, heldout_loss=loss, bits_per_byte=bits)
+            found = self.folder.rows("baselines.jsonl", name, seed)
+            row = found[0] if found else {"policy": name, "seed": seed}
+            if not found:
+                row |= self._fitted(order, seed)
+                self.folder.write("baselines.jsonl", row)
+            yield Baseline(
+                name=name,
+                seed=seed,
+                heldout_loss=row["heldout_loss"],
+                bits_per_byte=row["bits_per_byte"],
+            )
+
+    def _fitted(self, order: int, seed: int) -> Row:
+        """Returns the losses of an n-gram model."""
+        drawn = self._until_stopped(self.batches(seed))
+        model = ngram.fit(drawn, order=order, vocab_size=self.config.data.vocab_size)
+        heldout = data.heldout_batches(self.corpus, self.config.data)
+        loss, bits = ngram.evaluate(
+            model,
+            self._until_stopped(heldout),
+            token_bytes=self.corpus.token_bytes,
+        )
+        return {"heldout_loss": loss, "bits_per_byte": bits}
+
+    def _until_stopped(self, batches: Iterator[data.Batch]) -> Iterator[data.Batch]:
+        """Yields batches; of several processes none stops before they train."""
+        for batch in batches:
+            if jax.process_count() == 1 and self.stop():
+                raise Stopped
+            yield batch
 
     def batches(self, seed: int) -> Iterator[data.Batch]:
         """Yields what every policy trains on with a seed."""

@@ -27,7 +27,8 @@ class Folder:
 
     - config.json: what is compared; tokenizer.json: of its text, unless it is bytes.
     - metrics.jsonl: a record of every step; evaluations.jsonl: of every evaluation.
-    - trials.jsonl: a record of every trial that is finished.
+    - trials.jsonl: a record of every trial that is finished; baselines.jsonl: of the
+      models that stand beside them.
     - checkpoints/POLICY-SEED: of every trial.
 
     Of several processes only the first one writes; the others read what it has written
