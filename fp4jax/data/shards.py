@@ -7,6 +7,7 @@ closed by <|endoftext|>, with `DOMAIN/SPLIT-00000.ends.npy`, where each stops.
 
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from numpy.typing import NDArray
 
 INDEX = "index.json"
 FORMAT = 1
-_INDEX_FIELDS = ("tokenizer", "vocab_size", "holdout", "domains")
 TOKENIZER = "tokenizer.json"
 SHARD_TOKENS = 2**26  # 128 MB of uint16, the memory that writing takes
 
@@ -166,12 +166,32 @@ def read_index(folder: Path) -> dict[str, Any]:
         index = json.loads(path.read_text(encoding="utf-8"))
         found = index["format"]
         if found == FORMAT:
-            _ = [index[name] for name in _INDEX_FIELDS]
+            _check_fields(index)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _damaged(path, "a readable index", f"{error!r}") from error
     if found != FORMAT:
         raise _damaged(path, f"format {FORMAT}", f"format {found}")
     return index
+
+
+def _check_fields(index: dict[str, Any]) -> None:
+    """Raises ValueError, KeyError or TypeError unless each field is of its kind."""
+    tokenizer, domains = index["tokenizer"], index["domains"]
+    checksum = "" if tokenizer == "bytes" else index["tokenizer_sha256"]
+    vocab_size, names = index["vocab_size"], [domain["name"] for domain in domains]
+    shards = [s for d in domains for k in ("train", "heldout") for s in d[k]["shards"]]
+    texts = (tokenizer, checksum, *names, *(s["name"] for s in shards))
+    for field, holds in (
+        ("vocab_size", isinstance(vocab_size, int) and vocab_size > 0),
+        ("holdout", 0 < index["holdout"] < 1),
+        ("domains", bool(names) and len(set(names)) == len(names)),
+        ("weight", all(0 < domain["weight"] < math.inf for domain in domains)),
+        ("text", all(isinstance(text, str) for text in texts)),
+        ("shards", all(d[k]["shards"] for d in domains for k in ("train", "heldout"))),
+        ("size", all(s["tokens"] >= s["documents"] > 0 for s in shards)),
+    ):
+        if not holds:
+            raise ValueError(f"another {field}")
 
 
 def read_tokenizer(folder: Path, index: dict[str, Any]) -> str:

@@ -133,3 +133,47 @@ def test_the_fingerprint_follows_all_but_the_source():
     fingerprint = shards.fingerprint(index)
     assert fingerprint == shards.fingerprint({**index, "source": "b"})
     assert fingerprint != shards.fingerprint({**index, "vocab_size": 301})
+
+
+def split(**changes):
+    shard = {"name": "a", "tokens": 5, "documents": 1} | changes
+    return {"tokens": 5, "documents": 1, "shards": [shard]}
+
+
+def whole_index(**changes):
+    domain = {"name": "a", "weight": 1.0, "train": split(), "heldout": split()}
+    return {
+        "format": shards.FORMAT,
+        "tokenizer": "bytes",
+        "tokenizer_sha256": "",
+        "vocab_size": 300,
+        "holdout": 0.1,
+        "domains": [domain | changes],
+    }
+
+
+def test_a_whole_index_is_read(tmp_path):
+    (tmp_path / "index.json").write_text(json.dumps(whole_index()))
+    assert shards.read_index(tmp_path) == whole_index()
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        whole_index() | {"vocab_size": "a"},
+        whole_index() | {"vocab_size": 0},
+        whole_index() | {"holdout": None},
+        whole_index() | {"tokenizer": 3},
+        whole_index() | {"domains": []},
+        whole_index() | {"domains": 2 * whole_index()["domains"]},
+        whole_index(weight=0),
+        whole_index(weight="x"),
+        whole_index(train={"shards": []}),
+        whole_index(train=split(tokens="5")),
+        whole_index(heldout=split(documents=0)),
+    ],
+)
+def test_an_index_that_was_edited_is_named(tmp_path, index):
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    with pytest.raises(ValueError, match=r"index\.json' must be a readable index"):
+        shards.read_index(tmp_path)
