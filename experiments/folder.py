@@ -18,8 +18,9 @@ from fp4jax.train.checkpoint import config_differences
 
 Row = dict[str, Any]
 
-# Settings that may change from one part of a run to the next, as they change no loss.
-FREE = ("checkpoint", "data.source", "data.workers")
+# Settings that may change from one part of a run to the next, as they change no loss,
+# or as the hash of the corpus tells whether they do: paths, which may be moved.
+FREE = ("checkpoint", "data.source", "data.tokenizer", "data.workers")
 
 
 class Folder:

@@ -12,7 +12,7 @@ DESCRIPTION = {
     "corpus": "abc",
     "config": {
         "run": {"steps": 5},
-        "data": {"source": "here", "workers": 0},
+        "data": {"source": "here", "tokenizer": "here/tokenizer.json", "workers": 0},
         "checkpoint": {"every": 1},
     },
     "policies": {"bf16": {"type": "Recipe"}},
@@ -47,7 +47,7 @@ def test_another_configuration_is_refused_with_the_fields_that_differ(tmp_path):
 
 def test_what_is_kept_may_change(tmp_path):
     Folder(tmp_path, DESCRIPTION, resume=True).__exit__()
-    moved = {"source": "there", "workers": 2}
+    moved = {"source": "there", "tokenizer": "there/tokenizer.json", "workers": 2}
     other = changed(checkpoint={"every": 7}, data=moved) | {"command": "again"}
     Folder(tmp_path, other, resume=True).__exit__()
 
