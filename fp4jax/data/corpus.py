@@ -2,7 +2,6 @@
 
 import hashlib
 import logging
-import os
 import shutil
 import tempfile
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ import tokenizers as huggingface
 from numpy.typing import NDArray
 
 from fp4jax.data import shards, tokenization
+from fp4jax.data.cache import cache_folder
 from fp4jax.data.config import DataConfig
 from fp4jax.data.mixture import DomainSource
 from fp4jax.data.shards import ShardedTokens
@@ -112,7 +112,7 @@ def load_corpus(config: DataConfig) -> Corpus:
                 )
         return open_corpus(Path(config.source))
     surveys = tokenization.survey_domains(config)
-    folder = _cache_folder() / f"corpus-{_key(config, surveys)}"
+    folder = cache_folder() / f"corpus-{_key(config, surveys)}"
     if folder.exists():
         try:
             return open_corpus(folder)
@@ -162,7 +162,9 @@ def write_corpus(
 
 
 def open_corpus(folder: Path) -> Corpus:
-    """Maps a tokenized folder.
+    """Maps a tokenized folder, whose tokens must be those that its index has hashed.
+
+    A large shard is read for that once, and again only after it was written or moved.
 
     Raises:
       ValueError: it is damaged, or a split holds nothing to predict.
@@ -239,11 +241,6 @@ def _key(config: DataConfig, surveys: dict[DomainSource, Survey]) -> str:
     for domain, found in surveys.items():
         key.update(repr((domain.name, domain.weight)).encode() + found.digest)
     return key.hexdigest()
-
-
-def _cache_folder() -> Path:
-    xdg = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(os.environ.get("FP4JAX_CACHE") or xdg / "fp4jax")
 
 
 def _make(

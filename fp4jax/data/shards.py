@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fp4jax.data.cache import Known
+
 INDEX = "index.json"
 FORMAT = 1
 TOKENIZER = "tokenizer.json"
@@ -135,21 +137,22 @@ def open_split(
     """Returns the tokens and the ends of the documents of one split of the index.
 
     Raises:
-      ValueError: a shard is missing, unreadable, truncated, or not the index's.
+      ValueError: a shard is missing, unreadable, truncated, or not the one that the
+        index has hashed.
     """
     shards = split["shards"]
     names = [folder / shard["name"] for shard in shards]
+    paths = [name.with_name(name.name + ".tokens.npy") for name in names]
     tokens = ShardedTokens(
-        [name.with_name(name.name + ".tokens.npy") for name in names],
-        [shard["tokens"] for shard in shards],
-        vocab_size=vocab_size,
+        paths, [shard["tokens"] for shard in shards], vocab_size=vocab_size
     )
     ends, start = [], 0
-    for name, shard in zip(names, shards, strict=True):
+    for name, tokens_path, shard in zip(names, paths, shards, strict=True):
         path = name.with_name(name.name + ".ends.npy")
         found = np.asarray(_map(path, shard["documents"], np.dtype("<i8")))
         if found[-1] != shard["tokens"] or np.any(np.diff(found, prepend=0) < 1):
             raise _damaged(path, "ends that rise to the shard's size", "others")
+        _check_contents(tokens_path, path, shard, found)
         ends.append(found + start)
         start += shard["tokens"]
     return tokens, np.concatenate(ends)
@@ -180,7 +183,8 @@ def _check_fields(index: dict[str, Any]) -> None:
     checksum = "" if tokenizer == "bytes" else index["tokenizer_sha256"]
     vocab_size, names = index["vocab_size"], [domain["name"] for domain in domains]
     shards = [s for d in domains for k in ("train", "heldout") for s in d[k]["shards"]]
-    texts = (tokenizer, checksum, *names, *(s["name"] for s in shards))
+    named = (s[field] for s in shards for field in ("name", "sha256"))
+    texts = (tokenizer, checksum, *names, *named)
     for field, holds in (
         ("vocab_size", isinstance(vocab_size, int) and vocab_size > 0),
         ("holdout", 0 < index["holdout"] < 1),
@@ -229,6 +233,21 @@ def sha256(data: bytes) -> str:
 
 def _token_dtype(vocab_size: int) -> np.dtype:
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+
+
+def _check_contents(
+    tokens_path: Path, ends_path: Path, shard: dict[str, Any], ends: NDArray[np.int64]
+) -> None:
+    """Raises ValueError unless a shard has its hash and its ends close documents."""
+    known = Known((tokens_path, ends_path), shard["sha256"])
+    if known:
+        return
+    tokens = np.load(tokens_path, mmap_mode="r")
+    if (found := hashlib.sha256(tokens).hexdigest()) != shard["sha256"]:
+        raise _damaged(tokens_path, f"of SHA-256 {shard['sha256']}", found)
+    if np.any(tokens[ends - 1] != tokens[-1]):
+        raise _damaged(ends_path, "ends at <|endoftext|>", "others")
+    known.remember()
 
 
 def _map(path: Path, size: int, dtype: np.dtype) -> NDArray:

@@ -1,17 +1,19 @@
 """What is written is mapped back, and damage is named where it lies."""
 
 import json
+import os
 import pickle
 import re
 
 import numpy as np
 import pytest
 
-from fp4jax.data import shards
+from fp4jax.data import cache, shards
 from fp4jax.data.shards import ShardWriter, open_split
 
-DOCUMENTS = [np.arange(start, start + 5) for start in range(0, 50, 5)]
-FLAT = np.arange(50)
+# Ten documents that count on, each closed by 49.
+DOCUMENTS = [np.array([*range(start, start + 4), 49]) for start in range(0, 50, 5)]
+FLAT = np.concatenate(DOCUMENTS)
 
 
 @pytest.fixture
@@ -53,7 +55,7 @@ def test_large_vocabularies_take_four_bytes(tmp_path):
 
 def test_one_document_may_be_larger_than_a_shard(tmp_path):
     writer = ShardWriter(tmp_path, "train", vocab_size=50, size=22)
-    for document in (FLAT, DOCUMENTS[0]):
+    for document in (FLAT, DOCUMENTS[0]):  # the first closes more than once
         writer.append(document)
     tokens, ends = open_split(tmp_path, writer.finish(), vocab_size=50)
     assert ends.tolist() == [50, 55] and len(tokens) == 55
@@ -101,12 +103,81 @@ def test_ends_that_do_not_fit_their_shard_are_named(folder):
         opened(folder)
 
 
+def rewrite(path, change):
+    tokens = np.load(path)
+    change(tokens)
+    np.save(path, tokens)
+
+
+def swap(tokens):
+    tokens[[0, 1]] = tokens[[1, 0]]
+
+
+def test_a_shard_that_was_rewritten_is_named(folder):
+    opened(folder)
+    path = folder / "text" / "train-00001.tokens.npy"
+    rewrite(path, swap)  # as many tokens, all in the vocabulary
+    message = rf"'{re.escape(str(path))}' must be of SHA-256 \w{{64}}, got \w{{64}}\."
+    with pytest.raises(ValueError, match=message):
+        opened(folder)
+
+
+def test_shards_that_were_exchanged_are_named(folder):
+    first, second = (folder / "text" / f"train-0000{i}.tokens.npy" for i in (0, 1))
+    data = first.read_bytes()
+    second.replace(first)
+    second.write_bytes(data)
+    with pytest.raises(ValueError, match="train-00000.tokens.npy' must be of SHA-256"):
+        opened(folder)
+
+
+def test_ends_inside_of_documents_are_named(folder):
+    path = folder / "text" / "train-00001.ends.npy"
+    np.save(path, np.array([4, 10, 15, 20]))
+    with pytest.raises(ValueError, match="00001.ends.npy' must be ends at <"):
+        opened(folder)
+
+
+def test_a_large_shard_is_read_once_and_after_every_change(folder, monkeypatch):
+    monkeypatch.setenv("FP4JAX_CACHE", str(folder / "cache"))
+    monkeypatch.setattr(cache, "_LARGE", 0)
+    read = []
+    load = np.load
+
+    def spy(path, **settings):
+        read.append(path.name)
+        return load(path, **settings)
+
+    def times(name):
+        return read.count(f"train-0000{name}.tokens.npy")
+
+    monkeypatch.setattr(np, "load", spy)
+    opened(folder)
+    assert times(1) == 2  # mapped, and checked
+    opened(folder)
+    assert times(1) == 3
+    path = folder / "text" / "train-00001.tokens.npy"
+    before = path.stat()
+    rewrite(path, swap)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(ValueError, match="must be of SHA-256"):
+        opened(folder)
+
+
+def test_without_a_cache_shards_are_read_each_time(folder, monkeypatch):
+    (folder / "file").write_text("no folder")
+    monkeypatch.setenv("FP4JAX_CACHE", str(folder / "file"))
+    monkeypatch.setattr(cache, "_LARGE", 0)
+    for _ in range(2):
+        np.testing.assert_array_equal(opened(folder)[0][:], FLAT)
+
+
 def test_a_token_beyond_the_vocabulary_is_named_where_it_lies(folder):
     path = folder / "text" / "train-00001.tokens.npy"
     tokens, _ = opened(folder, vocab_size=33)  # 33 is token 13 of shard 1
-    np.testing.assert_array_equal(tokens[:33], FLAT[:33])
+    np.testing.assert_array_equal(tokens[:4], FLAT[:4])
     message = f"below vocab_size=33, got 33 at position 13 of '{re.escape(str(path))}'"
-    for index in (slice(None), np.array([[40, 2], [33, 34]])):
+    for index in (slice(33, 34), np.array([[40, 2], [33, 35]])):
         with pytest.raises(ValueError, match=f"^tokens: every token.*{message}"):
             tokens[index]
 
@@ -136,7 +207,7 @@ def test_the_fingerprint_follows_all_but_the_source():
 
 
 def split(**changes):
-    shard = {"name": "a", "tokens": 5, "documents": 1} | changes
+    shard = {"name": "a", "tokens": 5, "documents": 1, "sha256": ""} | changes
     return {"tokens": 5, "documents": 1, "shards": [shard]}
 
 
@@ -171,6 +242,7 @@ def test_a_whole_index_is_read(tmp_path):
         whole_index(train={"shards": []}),
         whole_index(train=split(tokens="5")),
         whole_index(heldout=split(documents=0)),
+        whole_index(heldout=split(sha256=None)),
     ],
 )
 def test_an_index_that_was_edited_is_named(tmp_path, index):
