@@ -4,9 +4,9 @@
                  {"name": "code", "source": "code.jsonl.zst", "weight": 1,
                   "text_field": "content"}]}
 
-A weight is the domain's share of the rows of training, relative to the others and to
-within 1%. Paths are relative to the file; "stdlib" and "hf:NAME" are what they are in
-`DataConfig`.
+No name may be "all", that of the domains together. A weight is the domain's share of
+the rows of training, relative to the others and to within 1%. Paths are relative to the
+file; "stdlib" and "hf:NAME" are what they are in `DataConfig`.
 """
 
 import json
@@ -20,6 +20,7 @@ from fp4jax.data.records import HF
 
 _FIELDS = {"name": str, "source": str, "weight": int | float, "text_field": str}
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_TOTAL = "all"  # what evaluations call the sum over domains
 
 
 class DomainSource(NamedTuple):
@@ -76,6 +77,8 @@ def _domain(path: Path, fields: Any) -> DomainSource:
     domain = DomainSource(**fields)
     if not _NAME.fullmatch(domain.name):
         raise _wrong(path, f"names of letters, digits, _ - and ., got {domain.name!r}")
+    if domain.name == _TOTAL:
+        raise _wrong(path, f"names other than {_TOTAL!r}, that of all domains together")
     if not (domain.weight > 0 and math.isfinite(domain.weight)):
         raise _wrong(path, f"positive weights, got {domain.weight} of {domain.name}")
     if domain.source == "stdlib" or domain.source.startswith(HF):

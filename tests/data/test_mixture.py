@@ -54,6 +54,7 @@ ONE = {"name": "a", "source": "texts"}
         ({"domains": [{**ONE, "weight": True}]}, "a weight of another type, got True"),
         ({"domains": [{**ONE, "weight": 0}]}, "positive weights, got 0 of a"),
         ({"domains": [{**ONE, "name": "../a"}]}, r"names of letters.*got '\.\./a'"),
+        ({"domains": [{**ONE, "name": "all"}]}, "names other than 'all'"),
         ({"domains": [{**ONE, "source": "b.json"}]}, "sources of text, got 'b.json'"),
     ],
     ids=str,
