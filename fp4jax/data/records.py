@@ -17,6 +17,11 @@ _COMPRESSED = 2**16  # bytes of a zstd file, read at once
 
 def read_jsonl(path: Path, field: str) -> Iterator[str]:
     """Yields the text of each line, a JSON object; blank lines hold none."""
+    if not field:  # "" would make the lines themselves the text
+        raise ValueError(
+            "read_documents: text_field must name a field of the JSON objects of "
+            f"{str(path)!r}, got text_field=''."
+        )
     try:
         with _open(path) as stream:
             for number, line in enumerate(stream, start=1):

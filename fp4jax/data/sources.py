@@ -43,8 +43,8 @@ def read_documents(
       site_packages: adds the `*.py` of the installed packages to "stdlib".
 
     Raises:
-      ValueError: nothing to read, a file that is not what its name says, text that is
-        not UTF-8, or a text field of a source without fields.
+      ValueError: nothing to read, a file that cannot be read or is not what its name
+        says, text that is not UTF-8, or a text field of a source without fields.
       ImportError: the library that reads such files is not installed.
     """
     if source == "stdlib":
@@ -54,9 +54,14 @@ def read_documents(
         named = records.read_hf(source, text_field)
     else:
         named = _read_files(Path(source), text_field)
-    for name, text in named:
-        if text:
-            yield Document(name, text, hashlib.sha256(_utf8(name, text)).digest())
+    try:
+        for name, text in named:
+            if text:
+                yield Document(name, text, hashlib.sha256(_utf8(name, text)).digest())
+    except OSError as error:  # the caller's own are another matter
+        raise ValueError(
+            f"read_documents: source must be readable, got source={source!r}: {error}."
+        ) from error
 
 
 def _utf8(name: str, text: str) -> bytes:

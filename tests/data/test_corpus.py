@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from fp4jax.data import DataConfig, corpus, load_corpus, tokenizers
+from fp4jax.data import DataConfig, corpus, load_corpus, sources, tokenizers
 
 
 @pytest.fixture
@@ -92,6 +92,25 @@ def test_an_unwritable_cache_is_reported(config, tmp_path, monkeypatch, caplog):
     loaded = load_corpus(config)
     assert texts(loaded, splits(loaded)[0])
     assert "The corpus is not cached: " in caplog.text
+
+
+def test_text_that_cannot_be_read_again_is_no_matter_of_the_cache(
+    config, tmp_path, monkeypatch, caplog
+):
+    make = corpus._make
+
+    def fail(stream):
+        raise OSError("Input/output error")
+        yield
+
+    def broken(*arguments):
+        monkeypatch.setattr(sources, "_parts", fail)
+        return make(*arguments)
+
+    monkeypatch.setattr(corpus, "_make", broken)
+    with pytest.raises(ValueError, match="must be readable, .*text'.* Input/output"):
+        load_corpus(config)
+    assert not caplog.text and not list((tmp_path / "cache").iterdir())
 
 
 def test_a_truncated_cache_is_made_anew(config, tmp_path, caplog):

@@ -109,6 +109,12 @@ def test_a_bad_line_is_named(tmp_path, line, message):
         read(tmp_path / "a.jsonl")
 
 
+def test_lines_are_no_text_themselves(tmp_path):
+    path = write(tmp_path / "a.jsonl")
+    with pytest.raises(ValueError, match="text_field must name a field .* got text_fi"):
+        read(path, text_field="")
+
+
 def test_null_is_no_document(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"text": null}\n{"text": "a"}\n')
     assert read(tmp_path / "a.jsonl") == ["a"]
