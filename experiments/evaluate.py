@@ -7,18 +7,22 @@ python -m experiments.evaluate --checkpoint OUT/checkpoints/ufp4-0 --sample "def
 import dataclasses
 import functools
 import logging
+import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
 import tyro
 from flax import nnx
+from numpy.typing import NDArray
 from rich.console import Console
 
 from experiments import record
+from experiments.evaluate_flags import Arguments
 from experiments.report import evaluations, tables
 from experiments.saved import RunFolder, Saved
 from fp4jax import data, train
@@ -30,66 +34,22 @@ Row = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Arguments:
-    """Evaluates trained models: held-out loss, multiple choice, and samples of text.
-
-    - Everything is computed twice: with the forward GEMMs quantized as in the last step
-      of training, and with them in BF16. Only the first says what a model is worth that
-      is also used in FP4; the difference is what rounding costs at that moment.
-    - Losses are in nats/token and bits/byte, of every domain and of all together, with
-      gaps to the model trained in BF16 where the run has one.
-    - Checkpoints are only read: a run may go on meanwhile. One that is damaged is left
-      out for the one before it.
-    - Results are printed, and written as JSON. Wrong arguments are one error, exit
-      status 2.
-    """
-
-    checkpoint: str
-    """folder of a run, or of one of its trials: OUT/checkpoints/POLICY-SEED."""
-    step: Annotated[int | None, tyro.conf.arg(metavar="STEP")] = None
-    """of the checkpoint; by default the newest that can be read."""
-    forward: Literal["quantized", "bf16", "both"] = "both"
-    """how the GEMMs of the forward pass are computed."""
-    data: str = ""
-    """other text, all of it: as for experiments.pretrain, or a folder of
-    experiments.tokenize with the run's tokenizer, of which held-out documents count. By
-    default the held-out text of the run."""
-    text_field: str = "text"
-    """field of a record of --data that holds its text."""
-    loss: bool = True
-    """computes the loss on text."""
-    choices: str = ""
-    """file of questions, a line each: {"context": "2 + 2 =", "choices": [" 4", " 5"],
-    "answer": 0}. A choice follows its context at once."""
-    sample: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """prompt that the model goes on from; may be given several times. Without a cache
-    of keys and values: each token costs a forward pass over a whole row."""
-    num_tokens: int = 64
-    """to sample; with the prompt at most the length of a row."""
-    temperature: float = 0.8
-    """of sampling; 0 takes the most probable token."""
-    top_k: int = 0
-    """most probable tokens to sample from; 0: all."""
-    seed: int = 0
-    """of sampling."""
-    out: Annotated[str, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = ""
-    """JSON file of results; by default evaluation.json in the folder of the run, or
-    evaluation-POLICY-SEED.json."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
     """What is computed of each model.
 
     Attributes:
       corpus: whose held-out documents give the loss; None: no loss.
       questions: multiple choice.
+      prompts: tokens of each text to go on from.
+      out: file of results.
     """
 
     arguments: Arguments
     corpus: Corpus | None
     questions: Sequence[Question]
+    prompts: Sequence[NDArray[np.integer]]
     tokenizer: Tokenizer
+    out: Path
 
     def __call__(self, saved: Saved, forward: str) -> Row:
         """Returns the results of a model under a forward pass, as JSON has them."""
@@ -140,21 +100,12 @@ class Task:
 
     def _samples(self, saved: Saved, graph: nnx.GraphDef) -> Iterator[Row]:
         arguments, length = self.arguments, saved.sequence_length
-        make = functools.partial(
-            train.make_sampler,
-            temperature=arguments.temperature,
-            top_k=arguments.top_k or None,
+        sampler = train.make_sampler(
+            graph, temperature=arguments.temperature, top_k=arguments.top_k or None
         )
-        sampler = make(graph)
-        for number, prompt in enumerate(arguments.sample):
-            (tokens,) = self.tokenizer.encode([prompt])
+        prompts = zip(arguments.sample, self.prompts, strict=True)
+        for number, (prompt, tokens) in enumerate(prompts):
             size, added = len(tokens), arguments.num_tokens
-            if not 1 <= size <= size + added <= length:
-                raise ValueError(
-                    f"--sample: prompt and --num-tokens must fit a row of {length} "
-                    f"tokens, the prompt not empty, got {size} tokens of {prompt!r} "
-                    f"and --num-tokens={added}."
-                )
             buffer = np.pad(np.asarray(tokens, np.int32), (0, length - size))
             key = jax.random.fold_in(jax.random.key(arguments.seed), number)
             found = np.asarray(sampler(saved.state, buffer, size, added, key))
@@ -174,42 +125,42 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status."""
     arguments = tyro.cli(Arguments, prog="python -m experiments.evaluate", args=argv)
     logging.getLogger("absl").setLevel(logging.ERROR)  # says that it only reads
+    rows: list[Row] = []
     try:
         folder = RunFolder.of(Path(arguments.checkpoint))
         task = prepare(arguments, folder)
-        rows = evaluations.with_gaps(list(evaluate(arguments, folder, task)))
-        out = Path(arguments.out or folder.root / f"{folder.name}.json")
-        found = {
+        head = {
             "checkpoint": arguments.checkpoint,
             "data": (arguments.data or folder.data.source) if arguments.loss else None,
             "corpus": task.corpus and task.corpus.fingerprint,
             "choices": arguments.choices or None,
-            "results": rows,
-            **record.setting(),
         }
-        record.write_json(out, found)
+        for row in evaluate(arguments, folder, task):
+            rows = evaluations.with_gaps([*rows, row])
+            record.write_json(task.out, head | {"results": rows} | record.setting())
     except (ValueError, TypeError, ImportError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        kept = f" {len(rows)} results are written." if rows else ""
+        print(f"error: {error}{kept}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted: no results are written.", file=sys.stderr)
+        print(f"interrupted: {len(rows)} results are written.", file=sys.stderr)
         return 130
     console = Console()
     if not console.is_terminal:
         console.width = 120
     show(rows, console)
-    print(out)
+    print(task.out)
     return 0
 
 
 def prepare(arguments: Arguments, folder: RunFolder) -> Task:
-    """Returns what to compute, its text read.
+    """Returns what to compute, its text read and all arguments checked.
 
     Raises:
-      ValueError: nothing to compute, or text or questions that cannot be used.
+      ValueError: nothing to compute, arguments without effect, text, questions or
+        prompts that cannot be used, or no place for the results.
     """
-    if not (arguments.loss or arguments.choices or arguments.sample):
-        raise ValueError("--no-loss: must come with --choices or --sample.")
+    arguments.check()
     config = folder.data
     corpus = None
     if arguments.data:
@@ -220,16 +171,50 @@ def prepare(arguments: Arguments, folder: RunFolder) -> Task:
             text_field=arguments.text_field,
             site_packages=False,
         )
-        corpus = data.read_heldout(other, tokenizer) if arguments.loss else None
+        corpus = data.read_heldout(other, tokenizer)
     elif arguments.loss:
         corpus = data.load_corpus(config)
         tokenizer = corpus.tokenizer
     else:
         tokenizer = folder.tokenizer
     questions = train.read_questions(arguments.choices) if arguments.choices else []
+    name = folder.name
+    if corpus and arguments.data:
+        text = re.sub(r"[^\w.-]+", "-", Path(arguments.data).name)
+        name += f"-on-{text}-{corpus.fingerprint[:8]}"
     return Task(
-        arguments=arguments, corpus=corpus, questions=questions, tokenizer=tokenizer
+        arguments=arguments,
+        corpus=corpus,
+        questions=questions,
+        prompts=_prompts(arguments, tokenizer, config.sequence_length),
+        tokenizer=tokenizer,
+        out=_writable(Path(arguments.out or folder.root / f"{name}.json")),
     )
+
+
+def _prompts(
+    arguments: Arguments, tokenizer: Tokenizer, length: int
+) -> list[NDArray[np.integer]]:
+    """Returns the tokens of each prompt."""
+    added, found = arguments.num_tokens, list(tokenizer.encode(arguments.sample))
+    for prompt, tokens in zip(arguments.sample, found, strict=True):
+        size = len(tokens)
+        if not 1 <= size <= size + added <= length:
+            raise ValueError(
+                f"--sample: prompt and --num-tokens must fit a row of {length} "
+                f"tokens, the prompt not empty, got {size} tokens of {prompt!r} "
+                f"and --num-tokens={added}."
+            )
+    return found
+
+
+def _writable(out: Path) -> Path:
+    if out.is_dir() or not os.access(out.parent, os.W_OK):
+        raise ValueError(
+            "--out: must be a file in a folder that can be written, got "
+            f"{str(out)!r}. Make the folder, or name another file."
+        )
+    return out
 
 
 def evaluate(arguments: Arguments, folder: RunFolder, task: Task) -> Iterator[Row]:

@@ -99,8 +99,10 @@ def create(folder: Path, description: dict[str, Any]) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes a value for people and programs to read; null for NaN and infinities."""
-    path.write_text(_text(_finite(value)), encoding="utf-8")
+    """Writes a value whole, for people and programs; null for NaN and infinities."""
+    partial = path.with_name(f".{path.name}")
+    partial.write_text(_text(_finite(value)), encoding="utf-8")
+    partial.replace(path)
 
 
 def _text(value: Any) -> str:

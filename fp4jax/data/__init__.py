@@ -12,6 +12,7 @@ from fp4jax.data.corpus import Corpus as Corpus
 from fp4jax.data.corpus import Documents as Documents
 from fp4jax.data.corpus import Domain as Domain
 from fp4jax.data.corpus import decided_by_source as decided_by_source
+from fp4jax.data.corpus import is_tokenized as is_tokenized
 from fp4jax.data.corpus import load_corpus as load_corpus
 from fp4jax.data.corpus import write_corpus as write_corpus
 from fp4jax.data.heldout import read_heldout as read_heldout

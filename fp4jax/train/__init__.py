@@ -17,6 +17,7 @@ from fp4jax.train.optim import Optimizer as Optimizer
 from fp4jax.train.optim import make_optimizer as make_optimizer
 from fp4jax.train.optim import make_schedule as make_schedule
 from fp4jax.train.progress import Progress as Progress
+from fp4jax.train.sampling import check_sampling as check_sampling
 from fp4jax.train.sampling import make_sampler as make_sampler
 from fp4jax.train.scoring import Accuracy as Accuracy
 from fp4jax.train.scoring import Question as Question

@@ -16,6 +16,19 @@ from fp4jax.train.step import COMPILER_OPTIONS
 Sampler = Callable[..., jax.Array]
 
 
+def check_sampling(*, temperature: float, top_k: int | None) -> None:
+    """Raises ValueError for arguments that `make_sampler` does not take."""
+    if not 0 <= temperature < float("inf"):
+        raise ValueError(
+            "make_sampler: temperature must be finite and not negative, got "
+            f"temperature={temperature}."
+        )
+    if top_k is not None and (not is_integer(top_k) or top_k < 1):
+        raise ValueError(
+            f"make_sampler: top_k must be a positive integer, got top_k={top_k!r}."
+        )
+
+
 def make_sampler(
     graph: nnx.GraphDef, *, temperature: float = 1.0, top_k: int | None = None
 ) -> Sampler:
@@ -43,15 +56,7 @@ def make_sampler(
     Raises:
       ValueError: a negative temperature, or a `top_k` that is no positive integer.
     """
-    if not 0 <= temperature < float("inf"):
-        raise ValueError(
-            "make_sampler: temperature must be finite and not negative, got "
-            f"temperature={temperature}."
-        )
-    if top_k is not None and (not is_integer(top_k) or top_k < 1):
-        raise ValueError(
-            f"make_sampler: top_k must be a positive integer, got top_k={top_k!r}."
-        )
+    check_sampling(temperature=temperature, top_k=top_k)
 
     def choose(logits: jax.Array, key: jax.Array) -> jax.Array:
         if temperature == 0:

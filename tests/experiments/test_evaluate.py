@@ -118,6 +118,46 @@ def test_results_are_left_in_the_folder_of_the_run(run, tmp_path):
     assert found == {"evaluation.json", "evaluation-ue5m3-0.json"}
 
 
+def test_other_text_leaves_the_results_of_the_run_alone(run, texts, tmp_path):
+    copied = tmp_path / "run"
+    shutil.copytree(run, copied)
+    (copied / "evaluation.json").write_text("kept")
+    flags = ["--forward=bf16", f"--checkpoint={copied}"]
+    for name in ("plain", "loud"):
+        assert evaluate.main([*flags, f"--data={texts.parent / name}"]) == 0
+    found = sorted(path.name for path in copied.glob("evaluation*.json"))
+    assert found[0].startswith("evaluation-on-loud-") and len(found) == 3
+    assert (copied / "evaluation.json").read_text() == "kept"
+
+
+def test_results_are_kept_when_a_later_model_fails(run, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "found.json"
+    call = evaluate.Task.__call__
+
+    def fail(task, saved, forward):
+        if forward == "bf16":
+            raise ValueError("too late")
+        return call(task, saved, forward)
+
+    monkeypatch.setattr(evaluate.Task, "__call__", fail)
+    flags = ["--no-loss", "--sample=T", "--num-tokens=1", f"--out={out}"]
+    assert evaluate.main([f"--checkpoint={run}", *flags]) == 2
+    (found,) = json.loads(out.read_text())["results"]
+    assert found["forward"] == "quantized"
+    assert "too late 1 results are written" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["missing/found.json", "."])
+def test_results_that_have_no_place_are_an_error_first(
+    run, name, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(evaluate, "evaluate", None)  # must not be reached
+    flags = ["--no-loss", "--sample=T", "--num-tokens=1"]
+    out = f"--out={tmp_path / name}"
+    assert evaluate.main([f"--checkpoint={run}", *flags, out]) == 2
+    assert "--out: must be a file in a folder" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -128,6 +168,11 @@ def test_results_are_left_in_the_folder_of_the_run(run, tmp_path):
         (["--no-loss", "--sample="], "must fit a row of 32 tokens"),
         (["--no-loss", "--sample=a", "--num-tokens=32"], "got 1 tokens of 'a'"),
         (["--no-loss", "--sample=a", "--temperature=-1"], "temperature must be"),
+        (["--no-loss", "--sample=a", "--top-k=-1"], "top_k must be"),
+        (["--temperature=0.5"], "--temperature: must come with --sample, got"),
+        (["--num-tokens=2"], "--num-tokens: must come with --sample"),
+        (["--text-field=a"], "--text-field: must come with --data"),
+        (["--no-loss", "--sample=a", "--data=b"], "--data: must not come with --no-"),
     ],
 )
 def test_a_wrong_argument_is_one_sentence(run, flags, message, tmp_path, capsys):
