@@ -1,8 +1,9 @@
 """How far runs have come, and where every policy stands at that moment."""
 
 import dataclasses
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from experiments.presets import REFERENCE
 from experiments.report import tables
@@ -94,7 +95,7 @@ def _standing(name: str, trials: Sequence[Trial], group: Group) -> Standing:
     gaps = [group.heldout_gap(t) for t in trials]
     by_train = not any(gaps)
     gap, gap_spread = _newest(
-        [group.train_gap(t) for t in trials] if by_train else gaps
+        [_known(t, group.train_gap(t)) for t in trials] if by_train else gaps
     )
     if diverged and gap is not None:
         gap, gap_spread = float("inf"), None
@@ -110,7 +111,7 @@ def _standing(name: str, trials: Sequence[Trial], group: Group) -> Standing:
         finished=sum(t.finished for t in trials),
         diverged=diverged,
         tokens=max(t.step * t.tokens_per_step for t in trials),
-        train_loss=_newest([t.smoothed for t in trials])[0],
+        train_loss=_newest([_known(t, t.smoothed) for t in trials])[0],
         heldout_loss=heldout,
         heldout_spread=heldout_spread,
         bits_per_byte=_newest([t.bits_per_byte for t in trials])[0],
@@ -122,6 +123,12 @@ def _standing(name: str, trials: Sequence[Trial], group: Group) -> Standing:
         skipped=sum(t.skipped for t in trials),
         tokens_per_s=statistics.fmean(speeds) if speeds else None,
     )
+
+
+def _known(trial: Trial, values: Mapping[int, float]) -> Mapping[int, float]:
+    """Returns the values of steps that were not skipped; all if the run diverged."""
+    known = {step: value for step, value in values.items() if math.isfinite(value)}
+    return values if trial.stopped_by is not None or not known else known
 
 
 def _newest(found) -> tuple[float | None, float | None]:

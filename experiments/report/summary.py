@@ -39,7 +39,7 @@ class Trial(Baseline):
     """One run of a policy.
 
     Attributes:
-      losses: training loss of every step.
+      losses: training loss of every step; NaN where it was skipped.
       tokens_per_s: without compilation; None for a single step.
     """
 
@@ -68,7 +68,8 @@ class Row(BaselineRow):
     gap = 100 (heldout_loss / heldout_loss of BF16 - 1), seed by seed
 
     Attributes:
-      train_loss: mean of the last steps.
+      train_loss: mean of the last steps; of those that were skipped only where the run
+        diverged, which makes it NaN.
       gap: percent, infinite where a loss is not finite; None without the reference.
       gap_spread: None for a single seed, and where a gap is not finite.
     """
@@ -199,11 +200,19 @@ def _row(group: Sequence[Trial], trials: Sequence[Trial], average: int) -> Row:
     speeds = [t.tokens_per_s for t in group if t.tokens_per_s is not None]
     return Row(
         **heldout(group),
-        train_loss=statistics.fmean(np.mean(t.losses[-average:]) for t in group),
+        train_loss=statistics.fmean(_train_loss(t, average) for t in group),
         gap=gap,
         gap_spread=spread,
         tokens_per_s=statistics.fmean(speeds) if speeds else None,
     )
+
+
+def _train_loss(trial: Trial, average: int) -> float:
+    """Returns the mean of the last steps, without skipped ones unless it diverged."""
+    last = np.array(trial.losses[-average:])
+    known = last[np.isfinite(last)]
+    diverged = not math.isfinite(trial.heldout_loss) or not known.size
+    return float(np.mean(last if diverged else known))
 
 
 def mean_and_spread(values: Sequence[float]) -> tuple[float, float | None]:

@@ -45,6 +45,13 @@ def test_train_loss_is_the_mean_of_the_last_steps():
     assert summary(*GOOD, average=99).policies[0].train_loss == 3.0
 
 
+def test_a_skipped_step_does_not_hide_the_train_loss():
+    losses = (4.0, math.nan, 2.0)
+    assert summary(trial("ufp4", 2.0, losses=losses)).policies[0].train_loss == 2.0
+    found = summary(trial("ufp4", math.nan, losses=losses)).policies[0]
+    assert math.isnan(found.train_loss)  # diverged
+
+
 def test_gaps_pair_the_runs_of_a_seed():
     found = summary(
         *(trial("bf16", loss, seed=seed) for seed, loss in enumerate([2.0, 4.0])),

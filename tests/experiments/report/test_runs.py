@@ -140,6 +140,12 @@ def test_a_skipped_step_is_a_hole(tmp_path):
     assert [step for step, x in trial.smoothed.items() if np.isnan(x)] == [7]
 
 
+def test_a_run_whose_newest_step_was_skipped_has_not_diverged(tmp_path):
+    rows = standings(only(write(tmp_path / "a", ["bf16", "ufp4"], done=7)))
+    assert rows[1].by_train and rows[1].gap == pytest.approx(3)
+    assert np.isfinite(rows[1].train_loss)
+
+
 def test_figures_have_bands_and_leave_the_gap_of_the_control_out(tmp_path):
     group = only(write(tmp_path / "a", WORSE))
     losses, gaps, heldout, _ = figures.overview(group).axes
