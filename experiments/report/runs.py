@@ -15,7 +15,7 @@ from experiments.report.curves import gap, smooth
 ALL = "all"  # of the domains, together
 
 # Settings that runs which are compared with one another may differ in.
-_FREE = ("seeds", "eval_every", "average")
+_FREE = ("seed", "seeds", "eval_every", "average")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -122,7 +122,8 @@ def read(folders: Sequence[Path]) -> list[Group]:
     A policy and seed that several folders of a group hold is that of the first.
 
     Raises:
-      ValueError: a folder that no run has made, or one without a step.
+      ValueError: a folder that no run has made, or one without a step; or folders of
+        equal settings where a policy has different recipes.
     """
     found: dict[str, list[tuple[Path, Mapping[str, Any]]]] = {}
     for folder in folders:
@@ -151,7 +152,22 @@ def _comparable(description: Mapping[str, Any]) -> str:
     return json.dumps({"config": config, "corpus": kept["corpus"]}, sort_keys=True)
 
 
+def _check_recipes(members: Sequence[tuple[Path, Mapping[str, Any]]]) -> None:
+    """Raises ValueError where a policy of one name is not the same everywhere."""
+    first: dict[str, tuple[Path, Any]] = {}
+    for folder, description in members:
+        for name, recipe in description["policies"].items():
+            other, expected = first.setdefault(name, (folder, recipe))
+            if recipe != expected:
+                raise ValueError(
+                    f"report: policy {name!r} must have the same recipes in all runs "
+                    f"of equal settings, got others in {str(folder)!r} than in "
+                    f"{str(other)!r}. Report on them one at a time."
+                )
+
+
 def _group(members: Sequence[tuple[Path, Mapping[str, Any]]]) -> Group:
+    _check_recipes(members)
     trials: dict[tuple[str, int], Trial] = {}
     baselines: list[Mapping[str, Any]] = []
     evaluations: list[Mapping[str, Any]] = []

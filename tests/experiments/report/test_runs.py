@@ -121,6 +121,26 @@ def test_folders_of_equal_settings_are_compared(tmp_path):
     assert standings(second)[0].gap is None
 
 
+def test_runs_from_another_seed_on_are_compared(tmp_path):
+    folders = [
+        write(tmp_path / "a", ["bf16"], seeds=(0, 1)),
+        write(tmp_path / "b", ["bf16"], seeds=(2, 3), setting=["run.seed=2"]),
+    ]
+    (row,) = standings(only(*folders))
+    assert row.seeds == 4 and row.cells[1] == "4/4"
+
+
+def test_one_policy_with_two_recipes_is_an_error(tmp_path):
+    folders = [write(tmp_path / name, ["ufp4"]) for name in "ab"]
+    for folder in folders:
+        path = folder / "config.json"
+        description = json.loads(path.read_text())
+        description["policies"] = {"ufp4": {"made by": folder.name}}
+        path.write_text(json.dumps(description))
+    with pytest.raises(ValueError, match="policy 'ufp4' .* in '.*b' than in '.*a'"):
+        runs.read(folders)
+
+
 def test_the_first_of_two_equal_trials_counts(tmp_path):
     folders = [write(tmp_path / "a", ["bf16"], done=25), write(tmp_path / "b", WORSE)]
     group = only(*folders)
