@@ -34,7 +34,8 @@ def with_gaps(rows: Sequence[Row]) -> list[dict[str, Any]]:
         found = {}
         for domain, each in row["domains"].items():
             loss = references.get((row["seed"], row["step"], domain))
-            gap = None if loss is None else 100 * (each["heldout_loss"] / loss - 1)
+            known = None not in (loss, each["heldout_loss"])  # files have null for NaN
+            gap = 100 * (each["heldout_loss"] / loss - 1) if known else None
             found[domain] = {**each, "gap": gap}
         return found
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from experiments.folder import identity, number, read_log
 from experiments.presets import REFERENCE
+from experiments.report import evaluations
 from experiments.report.curves import gap, smooth
 
 ALL = "all"  # of the domains, together
@@ -67,7 +68,8 @@ class Group:
       descriptions: their config.json.
       trials: one for each policy and seed.
       baselines: rows of n-gram models from report.json.
-      evaluations: results from evaluation*.json.
+      evaluations: results from evaluation*.json on the text of the runs; one for each
+        policy, seed, step and forward pass.
     """
 
     names: tuple[str, ...]
@@ -170,22 +172,34 @@ def _group(members: Sequence[tuple[Path, Mapping[str, Any]]]) -> Group:
     _check_recipes(members)
     trials: dict[tuple[str, int], Trial] = {}
     baselines: list[Mapping[str, Any]] = []
-    evaluations: list[Mapping[str, Any]] = []
+    results: dict[tuple, Mapping[str, Any]] = {}
     for folder, description in members:
         for trial in _trials(folder, description):
             trials.setdefault((trial.policy, trial.seed), trial)
         path = folder / "report.json"
         if not baselines and path.is_file():
             baselines = json.loads(path.read_text(encoding="utf-8"))["baselines"]
-        for path in sorted(folder.glob("evaluation*.json")):
-            evaluations += json.loads(path.read_text(encoding="utf-8"))["results"]
+        results = _results(folder, description["corpus"]) | results
     return Group(
         names=tuple(folder.name for folder, _ in members),
         descriptions=tuple(description for _, description in members),
         trials=tuple(trials.values()),
         baselines=tuple(baselines),
-        evaluations=tuple(evaluations),
+        evaluations=tuple(evaluations.with_gaps([*results.values()])),
     )
+
+
+def _results(folder: Path, corpus: str) -> dict[tuple, Mapping[str, Any]]:
+    """Returns what was evaluated on a corpus, or without any, the newest of each."""
+    found: dict[tuple, Mapping[str, Any]] = {}
+    paths = folder.glob("evaluation*.json")
+    for path in sorted(paths, key=lambda path: (path.stat().st_mtime_ns, path.name)):
+        value = json.loads(path.read_text(encoding="utf-8"))
+        if value.get("corpus") in (None, corpus):
+            for row in value["results"]:
+                key = (row["policy"], row["seed"], row["step"], row["forward"])
+                found[key] = {**found.get(key, {}), **row}
+    return found
 
 
 def _trials(folder: Path, description: Mapping[str, Any]) -> list[Trial]:
@@ -210,12 +224,12 @@ def _trial(
 ) -> Trial:
     steps, data = config["run"]["steps"], config["data"]
     metrics, finished = log["metrics"], log.get("trials", [])
-    evaluations = [
+    evaluated = [
         *log.get("evaluations", []),
         *({"step": steps, **row} for row in finished if row["heldout_loss"]),
     ]
     heldout: dict[str, dict[int, float]] = {}
-    for row in evaluations:
+    for row in evaluated:
         rows = {ALL: row} | row.get("domains", {})
         for domain, each in rows.items():
             heldout.setdefault(domain, {})[row["step"]] = number(each["heldout_loss"])
@@ -228,7 +242,7 @@ def _trial(
             r["step"]: number(None if r.get("skipped") else r["loss"]) for r in metrics
         },
         heldout=heldout,
-        bits_per_byte={r["step"]: number(r["bits_per_byte"]) for r in evaluations},
+        bits_per_byte={r["step"]: number(r["bits_per_byte"]) for r in evaluated},
         speeds=[r["tokens_per_s"] for r in metrics if r["tokens_per_s"] is not None],
         skipped=sum(bool(r.get("skipped")) for r in metrics),
         spikes=sum(bool(r.get("spike")) for r in metrics),

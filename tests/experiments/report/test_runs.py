@@ -3,6 +3,7 @@
 import base64
 import dataclasses
 import json
+import os
 import re
 import statistics
 
@@ -196,6 +197,30 @@ def test_the_page_needs_nothing_beside_it(tmp_path, capsys):
         assert base64.b64decode(data) == (folder / name).read_bytes()
     assert "http" not in page and "&lt;here&gt;" in page and "+3.00%" in page
     assert "1.2345" in page
+
+
+def test_results_are_of_the_text_of_the_run_and_each_once(tmp_path):
+    def leave(name, corpus, loss, policies):
+        rows = [
+            {"policy": policy, "seed": 0, "step": 4, "forward": "bf16"}
+            | {"domains": {"code": {"heldout_loss": loss[policy]}}}
+            for policy in policies
+        ]
+        text = json.dumps({"corpus": corpus, "results": rows})
+        (folder / f"evaluation{name}.json").write_text(text)
+
+    folder = write(tmp_path / "a", WORSE)
+    leave("", "abc", {"bf16": 2.0, "ufp4": 2.1}, ["bf16", "ufp4"])
+    leave("-on-other-1234", "other", {"bf16": 1.0}, ["bf16"])
+    leave("-ufp4-0", "abc", {"ufp4": 2.2}, ["ufp4"])
+    os.utime(folder / "evaluation.json", (0, 0))
+    first, second = only(folder).evaluations
+    assert (first["policy"], second["policy"]) == ("bf16", "ufp4")
+    assert first["domains"]["code"]["heldout_loss"] == 2.0
+    assert second["domains"]["code"]["gap"] == pytest.approx(10)  # the newest, to both
+    leave("", "abc", {"bf16": 2.0, "ufp4": None}, ["bf16", "ufp4"])
+    gaps = {r["policy"]: r["domains"]["code"]["gap"] for r in only(folder).evaluations}
+    assert gaps == {"bf16": 0, "ufp4": None}
 
 
 def test_several_runs_have_a_section_for_each_setting(tmp_path, capsys):
