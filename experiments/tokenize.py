@@ -30,8 +30,9 @@ class Arguments:
 
     - The folder decides vocabulary and split: experiments.pretrain --data FOLDER adopts
       them, and draws the same batches as it would from the text itself.
-    - Memory stays bounded however large the text: 42 bytes a document, 4096 characters
-      for each token that BPE learns, and less than 1 GB besides.
+    - Memory grows with the number of documents, by about 160 bytes for each, and not
+      with their length. It holds 4096 characters for each token that BPE learns, and
+      less than 1 GB besides.
     - The folder appears whole at the end, or not at all. Wrong arguments or data are
       one error and exit status 2.
     """

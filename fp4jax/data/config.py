@@ -17,8 +17,8 @@ class DataConfig:
         `*.jsonl`, `*.jsonl.gz`, `*.jsonl.zst`, `*.parquet`, `*.array_record`, or a
         folder of one such kind; "hf:OWNER/NAME[/CONFIG]", the train split of a Hugging
         Face dataset; a mixture, `*.json` (see `fp4jax.data.mixture`); or a folder that
-        `experiments.tokenize` made, which also decides tokenizer, vocab_size and
-        holdout (see `fp4jax.data.decided_by_source`).
+        `experiments.tokenize` made, which also decides tokenizer, vocab_size, holdout
+        and text_field (see `fp4jax.data.decided_by_source`).
       text_field: of a record, the one that holds its text.
       site_packages: with "stdlib", reads the installed packages' sources too.
       tokenizer: "bpe" (byte level, trained on the corpus), "bytes", or the path of a

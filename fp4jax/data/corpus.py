@@ -196,8 +196,9 @@ def is_tokenized(source: str) -> bool:
 def decided_by_source(config: DataConfig) -> dict[str, Any]:
     """Returns the fields that follow from the source or from its tokenizer.json.
 
-    A tokenized folder decides tokenizer, vocab_size and holdout. A tokenizer.json
-    decides vocab_size, though a larger one, whose last ids stay unused, is allowed.
+    A tokenized folder decides tokenizer, vocab_size and holdout, and leaves text_field
+    at "text". A tokenizer.json decides vocab_size, though a larger one, whose last ids
+    stay unused, is allowed.
 
     Example:
       >>> decided_by_source(DataConfig(source="stdlib"))

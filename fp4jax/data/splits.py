@@ -1,6 +1,7 @@
 """The first pass over a source: its documents, and on which side each of them is."""
 
 import hashlib
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ _DIGEST = hashlib.sha256().digest_size
 
 @dataclass(frozen=True, eq=False)
 class Survey:
-    """Every document of a source, by position; 41 bytes for each.
+    """Every document of a source, by position; 10 bytes for each.
 
     Attributes:
       lengths: [n] int64, in characters.
@@ -31,10 +32,12 @@ class Survey:
 def survey(documents: Iterable[Document], *, holdout: float, source: str) -> Survey:
     """Splits the documents by hash, and drops those that repeat an earlier one.
 
+    Sorting the hashes takes about 160 bytes a document.
+
     Raises:
       ValueError: there are fewer than two different documents.
     """
-    digests, lengths = bytearray(), []
+    digests, lengths = bytearray(), array("q")
     for document in documents:
         digests += document.digest
         lengths.append(len(document.text))
@@ -44,7 +47,7 @@ def survey(documents: Iterable[Document], *, holdout: float, source: str) -> Sur
             f"source={source!r} without any. Put text into its files."
         )
     # NumPy pads byte strings with zeros to equal length, so these compare in full.
-    table = np.frombuffer(bytes(digests), f"S{_DIGEST}")
+    table = np.frombuffer(digests, f"S{_DIGEST}")
     different, first = np.unique(table, return_index=True)
     kept = np.zeros(len(table), bool)
     kept[first] = True
@@ -53,7 +56,7 @@ def survey(documents: Iterable[Document], *, holdout: float, source: str) -> Sur
     digest = hashlib.sha256(int(train.sum()).to_bytes(8, "big"))
     for side in (train, heldout):
         digest.update(table.view(f"V{_DIGEST}")[side].tobytes())
-    return Survey(np.array(lengths), train, heldout, digest.digest())
+    return Survey(np.array(lengths, np.int64), train, heldout, digest.digest())
 
 
 def num_heldout(digests: NDArray[np.bytes_], holdout: float) -> int:

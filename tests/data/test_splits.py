@@ -1,6 +1,7 @@
 """On which side of the split each document falls."""
 
 import hashlib
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -68,3 +69,13 @@ def test_no_document_at_all_raises():
     message = "^read_documents: source must hold at least one non-empty document, got "
     with pytest.raises(ValueError, match=f"{message}source='test'"):
         split([], 0.5)
+
+
+def test_memory_is_what_the_docstrings_say():
+    count, found = 20_000, documents(20_000)
+    tracemalloc.start()
+    kept = survey(found, holdout=0.02, source="test")
+    size, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(kept.lengths) == count
+    assert size / count < 11 and peak / count < 165
