@@ -18,7 +18,6 @@ from experiments.long_runs.kill import SMALL, count_steps
 from experiments.record import setting
 from fp4jax.train import JsonLines
 
-_STRIDE = 10  # of the seconds whose memory is kept
 _MIB_OF_PAGE = os.sysconf("SC_PAGESIZE") / 2**20
 
 
@@ -40,6 +39,12 @@ def main(
       small: Shrinks the model to a very small one.
       out: File to add the result to, as a JSON line.
     """
+    if not 0 <= warmup < steps:
+        print(
+            f"error: --warmup must be below --steps={steps}, got {warmup}.",
+            file=sys.stderr,
+        )
+        return 2
     every = ("checkpoint.every=100", "run.eval_every=500")
     assignments = [*(SMALL if small else ()), *every]
     flags = [f"--model={model}", f"--policies={policy}", f"--steps={steps}", "--alone"]
@@ -64,6 +69,13 @@ def main(
         records = read_log(path / "metrics.jsonl")
         saved = len(list((path / "checkpoints").glob("*/*")))
     warm = [row for row in memory if row[1] >= warmup and row[2]]
+    if not warm:
+        print(
+            f"error: the run must be seen once after --warmup={warmup}, got status "
+            f"{process.returncode} after {len(records)} steps. Give it more steps.",
+            file=sys.stderr,
+        )
+        return process.returncode or 2
     waits = [r["data_wait"] for r in records if r["data_wait"] is not None]
     result = {
         "policy": policy,
@@ -73,12 +85,12 @@ def main(
         "status": process.returncode,
         "checkpoints_kept": saved,
         "memory_mib": {
-            step: round(mib, 1) for _, step, mib in warm[:: len(warm) // 20]
+            step: round(mib, 1) for _, step, mib in warm[:: max(1, len(warm) // 20)]
         },
         "growth": max(mib for _, _, mib in warm) / warm[0][2] - 1,
         "compilations": len(compiled),
         "compilations_after_warmup": sum(when > warm[0][0] for when in compiled),
-        "data_wait": sum(waits) / len(waits),
+        "data_wait": sum(waits) / len(waits) if waits else None,
     }
     for name, value in result.items():
         print(f"{name}: {value}")

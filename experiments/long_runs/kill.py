@@ -55,6 +55,12 @@ def main(
     if out is not None and out.exists():
         print(f"error: --out must be a new file, got {out}.", file=sys.stderr)
         return 2
+    if kills < 1 or steps < 1:
+        print(
+            f"error: --kills and --steps must be at least 1, got {kills} and {steps}.",
+            file=sys.stderr,
+        )
+        return 2
     rows, random_moments = [], random.Random(seed)
     for policy in policies.split(","):
         with tempfile.TemporaryDirectory() as folder:
@@ -104,8 +110,8 @@ def _try(policy: str, kills: int, steps: int, moments: random.Random, folder: Pa
         "steps": len(found["metrics.jsonl"]),
         "status": status,
         "equal": found == expected and len(found["metrics.jsonl"]) == steps,
-        "heldout_loss": found["trials.jsonl"][0]["heldout_loss"],
-        "undisturbed_heldout_loss": expected["trials.jsonl"][0]["heldout_loss"],
+        "heldout_loss": _heldout_loss(found),
+        "undisturbed_heldout_loss": _heldout_loss(expected),
     }
 
 
@@ -136,6 +142,11 @@ def _results(out: Path) -> dict[str, list[dict[str, Any]]]:
             for row in read_log(out / name)
         ]
     return results
+
+
+def _heldout_loss(results: dict[str, list[dict[str, Any]]]) -> float | None:
+    """Returns the loss at the end of a run; None if it did not end."""
+    return next((row["heldout_loss"] for row in results["trials.jsonl"]), None)
 
 
 if __name__ == "__main__":
