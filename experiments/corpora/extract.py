@@ -17,8 +17,6 @@ _BLOCKS = frozenset(
 )
 _NOT_TEXT = ("script", "style", "nav", "header", "footer", "head", "form", "svg")
 _MAIN = ('//*[@role="main"]', "//main", "//article", "//body")
-_SWORD_BREAKS = "p|lb|l|lg|div|title|list|item|chapter|verse|milestone"
-_API_BREAKS = "p|li|ul|dl|dt|dd|note|important"
 _NEVER = "(?!)"
 _LARGEST_SOURCE = 300_000  # bytes; larger sources are tables
 

@@ -11,10 +11,10 @@ from flax import nnx
 Batch = Mapping[str, jax.Array | np.ndarray]
 
 
-def token_losses(model: nnx.Module, batch: Batch) -> tuple[jax.Array, jax.Array]:
-    """Returns the cross entropy summed over the mask, in nats, and the mask's sum.
+def masked_losses(model: nnx.Module, batch: Batch) -> jax.Array:
+    """Returns the cross entropy of every token in nats, [b, t] float32.
 
-    loss_sum = sum_i mask_i (logsumexp(logits_i) - logits_i[target_i]),  all in float32
+    loss_i = mask_i (logsumexp(logits_i) - logits_i[target_i])
     """
     logits = model(
         batch["inputs"],
@@ -24,5 +24,10 @@ def token_losses(model: nnx.Module, batch: Batch) -> tuple[jax.Array, jax.Array]
     losses = optax.losses.softmax_cross_entropy_with_integer_labels(
         logits, batch["targets"]
     )
+    return losses * batch["loss_mask"].astype(jnp.float32)
+
+
+def token_losses(model: nnx.Module, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """Returns the sum of `masked_losses`, in nats, and the mask's sum."""
     mask = batch["loss_mask"].astype(jnp.float32)
-    return jnp.sum(losses * mask), jnp.sum(mask)
+    return jnp.sum(masked_losses(model, batch)), jnp.sum(mask)

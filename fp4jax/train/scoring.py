@@ -9,12 +9,11 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from flax import nnx
 from numpy.typing import NDArray
 
 from fp4jax.nnx import set_step
-from fp4jax.train.losses import Batch
+from fp4jax.train.losses import Batch, masked_losses
 from fp4jax.train.state import TrainState
 from fp4jax.train.step import COMPILER_OPTIONS
 
@@ -116,15 +115,7 @@ def make_log_likelihoods(graph: nnx.GraphDef) -> LogLikelihoods:
     def log_likelihoods(state: TrainState, batch: Batch) -> jax.Array:
         model = nnx.merge(graph, state.params, state.held, state.rest, copy=True)
         set_step(model, state.step)  # for recipes that draw in the forward pass
-        logits = model(
-            batch["inputs"],
-            segment_ids=batch["segment_ids"],
-            positions=batch["positions"],
-        )
-        losses = optax.losses.softmax_cross_entropy_with_integer_labels(
-            logits, batch["targets"]
-        )
-        return -jnp.sum(losses * batch["loss_mask"], axis=-1)
+        return -jnp.sum(masked_losses(model, batch), axis=-1)
 
     return jax.jit(log_likelihoods, compiler_options=COMPILER_OPTIONS)
 
