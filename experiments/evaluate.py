@@ -21,10 +21,11 @@ from flax import nnx
 from numpy.typing import NDArray
 from rich.console import Console
 
-from experiments import record
+from experiments import heldout, record
 from experiments.evaluate_flags import Arguments
 from experiments.report import evaluations, tables
 from experiments.saved import RunFolder, Saved
+from experiments.terminal import console
 from fp4jax import data, train
 from fp4jax.data import Corpus
 from fp4jax.data.tokenizers import Tokenizer
@@ -77,15 +78,7 @@ class Task:
         rows = data.DataConfig(
             sequence_length=saved.sequence_length, batch_size=saved.batch_size
         )
-        found = {
-            domain.name: train.evaluate(
-                step,
-                saved.state,
-                data.heldout_batches(corpus, rows, domain=domain.name),
-                token_bytes=corpus.token_bytes,
-            )
-            for domain in corpus.domains
-        }
+        found = heldout.evaluate(step, saved.state, corpus, rows)
         if len(found) > 1:
             found = {"all": train.Evaluation.sum(found.values())} | found
         return {
@@ -145,10 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"interrupted: {len(rows)} results are written.", file=sys.stderr)
         return 130
-    console = Console()
-    if not console.is_terminal:
-        console.width = 120
-    show(rows, console)
+    show(rows, console(120))
     print(task.out)
     return 0
 
@@ -242,17 +232,17 @@ def evaluate(arguments: Arguments, folder: RunFolder, task: Task) -> Iterator[Ro
             yield task(saved, forward)
 
 
-def show(rows: Sequence[Row], console: Console) -> None:
+def show(rows: Sequence[Row], out: Console) -> None:
     """Prints the results: a table, then the samples."""
     if any("domains" in row or "choices" in row for row in rows):
         header, cells = evaluations.table(rows)
         title, caption = "Trained models, evaluated", evaluations.CAPTION
-        console.print(tables.terminal(header, cells, title=title, caption=caption))
+        out.print(tables.terminal(header, cells, title=title, caption=caption))
     for row in rows:
         for sample in row.get("samples", ()):
-            console.rule(f"{row['policy']}, seed {row['seed']}, {row['forward']}")
-            console.print(sample["prompt"], style="bold", end="", markup=False)
-            console.print(sample["text"], markup=False, highlight=False)
+            out.rule(f"{row['policy']}, seed {row['seed']}, {row['forward']}")
+            out.print(sample["prompt"], style="bold", end="", markup=False)
+            out.print(sample["text"], markup=False, highlight=False)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 
 from experiments import record
+from experiments.terminal import console
 from fp4jax import data
 from fp4jax.data import DataConfig
 
@@ -97,10 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted: nothing is left behind.", file=sys.stderr)
         return 130
-    console = Console()
-    if not console.is_terminal:
-        console.width = 100
-    console.print(table(index))
+    console(100).print(table(index))
     seconds = time.monotonic() - start
     print(f"{arguments.out}: vocabulary {index['vocab_size']}, {seconds:.1f} s")
     return 0

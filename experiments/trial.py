@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from rich.console import Console
 
-from experiments import presets
+from experiments import heldout, presets
 from experiments.folder import Folder, Row, identity, number
 from experiments.presets import ExperimentConfig
 from experiments.profiling import Profile, Tracer
@@ -182,16 +182,13 @@ class Run:
 
     def _evaluate(self, program: Program, state: TrainState) -> Row:
         """Returns the held-out loss, of all domains and of each."""
-        found = {
-            domain.name: train.evaluate(
-                program.evaluate,
-                state,
-                data.heldout_batches(self.corpus, self.config.data, domain=domain.name),
-                token_bytes=self.corpus.token_bytes,
-                place=self._place_whole,
-            )
-            for domain in self.corpus.domains
-        }
+        found = heldout.evaluate(
+            program.evaluate,
+            state,
+            self.corpus,
+            self.config.data,
+            place=self._place_whole,
+        )
         row = losses(train.Evaluation.sum(found.values()))
         if len(found) > 1:
             row["domains"] = {name: losses(each) for name, each in found.items()}

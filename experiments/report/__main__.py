@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 
 from experiments.report import figures, page, runs, tables
 from experiments.report.standings import CAPTION, HEADER, standings, verdict
+from experiments.terminal import console
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,9 +67,7 @@ def report(folders: Sequence[Path], out: Path) -> list[Path]:
       ValueError: a folder that no run has made, or that holds no step yet.
       OSError: a file cannot be written.
     """
-    console = Console()
-    if not console.is_terminal:
-        console.width = 140
+    shown_on = console(140)
     files: dict[str, bytes] = {}
     sections = []
     groups = runs.read(folders)
@@ -90,8 +88,8 @@ def report(folders: Sequence[Path], out: Path) -> list[Path]:
         sections.append(page.section(group, rows, shown))
         title = ", ".join(group.names)
         cells = [row.cells for row in rows]
-        console.print(tables.terminal(HEADER, cells, title=title, caption=CAPTION))
-        console.print(verdict(group, rows))
+        shown_on.print(tables.terminal(HEADER, cells, title=title, caption=CAPTION))
+        shown_on.print(verdict(group, rows))
     title = f"Runs: {', '.join(folder.name for folder in folders)}"
     files["runs.html"] = page.page(title, sections).encode()
     out.mkdir(parents=True, exist_ok=True)

@@ -14,8 +14,8 @@ def test_losses_are_zero_outside_of_the_mask_and_add_up():
     batch = {"inputs": targets, "segment_ids": targets, "positions": targets}
     batch |= {"targets": targets, "loss_mask": mask}
     model = lambda inputs, **_: logits
-    found = masked_losses(model, batch)  # pyrefly: ignore[bad-argument-type]
+    found = masked_losses(model, batch)
     log_p = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], -1)
     np.testing.assert_allclose(found, -log_p[..., 0] * mask, rtol=1e-6)
-    total, count = token_losses(model, batch)  # pyrefly: ignore[bad-argument-type]
+    total, count = token_losses(model, batch)
     assert total == found.sum() and count == 3
