@@ -96,6 +96,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status."""
     argv = sys.argv[1:] if argv is None else argv
     arguments = parse(argv)
+    with Stop() as stop:
+        try:
+            return run(arguments, argv, stop)
+        except (Stopped, KeyboardInterrupt):
+            is_term = stop.signal == signal.SIGTERM
+            return arguments.stop_status if is_term else 130
+
+
+def run(arguments: Arguments, argv: Sequence[str], stop: Stop) -> int:
+    """Runs the command until it ends or is asked to stop, and returns its exit status.
+
+    Raises:
+      Stopped, KeyboardInterrupt: a signal came.
+    """
     try:
         if arguments.distributed:
             processes.initialize()
@@ -115,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if jax.process_index() == 0:
         print(introduction(config, corpus, mesh, path), file=sys.stderr)
 
-    with folder, Stop() as stop:
+    with folder:
         comparison = Comparison(
             config=config,
             corpus=corpus,
@@ -140,8 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 f"--out={path} --resume=auto goes on.",
                 file=sys.stderr,
             )
-            is_term = stop.signal == signal.SIGTERM
-            return arguments.stop_status if is_term else 130
+            raise
         except (ValueError, OSError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 2

@@ -1,10 +1,11 @@
 """One run of a policy: built, gone on with, trained, saved, evaluated."""
 
+import contextlib
 import dataclasses
 import functools
 import logging
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -69,6 +70,8 @@ class Run:
         """
         row = self.folder.finished(self.policy, self.seed)
         if row is None:
+            if self.stop():
+                raise Stopped
             row = self._train()
             self.folder.finish(row)
         records = self.folder.rows("metrics.jsonl", self.policy, self.seed)
@@ -106,18 +109,20 @@ class Run:
             state = start = self._restored(checkpoints, state, batches)
             last = program(schedule.at(config.run.steps - 1))
             try:
-                for state in self._follow(schedule, program, start, batches):
-                    step, stopping = int(state.step), self.stop()
-                    if step in multiples(config.run.eval_every):
-                        found = self._evaluate(last, state)
-                        self._write("evaluations.jsonl", {"step": step} | found)
-                    due = step in multiples(config.checkpoint.every)
-                    if due or stopping or step == config.run.steps:
-                        checkpoints.save(state, data=batches.get_state())
-                    if stopping:
-                        raise Stopped
+                follow = self._follow(schedule, program, start, batches)
+                with contextlib.closing(follow) as states:
+                    for state in states:
+                        step, stopping = int(state.step), self.stop()
+                        if step in multiples(config.run.eval_every):
+                            found = self._evaluate(last, state)
+                            self._write("evaluations.jsonl", {"step": step} | found)
+                        due = step in multiples(config.checkpoint.every)
+                        if due or stopping or step == config.run.steps:
+                            checkpoints.save(state, data=batches.get_state())
+                        if stopping:
+                            raise Stopped
                 result |= self._evaluate(last, state)
-            except FloatingPointError as error:
+            except train.Diverged as error:
                 _log.error("%s, seed %d: %s", self.policy, self.seed, error)
                 result["stopped_by"] = str(error)
             checkpoints.wait()
@@ -129,7 +134,7 @@ class Run:
         program: Callable[[Policy], Program],
         state: TrainState,
         batches: data.Batches,
-    ) -> Iterator[TrainState]:
+    ) -> Generator[TrainState]:
         """Yields the state at every hand-over; logs and shows the steps."""
         config, guard = self.config, self.config.guard
         every = (HAND_OVER, config.checkpoint.every, config.run.eval_every)
@@ -158,13 +163,21 @@ class Run:
         console = Console(stderr=True, quiet=jax.process_index() > 0)
         label = f"{self.policy}, seed {self.seed}"
         progress = train.Progress(label, steps=config.run.steps, console=console)
+
+        def log(records: Sequence[Row]) -> None:
+            for record in records:
+                self._watch(record, is_spike=spikes.update(record["loss"]))
+                self._write("metrics.jsonl", record)
+            shown.update(records)
+
         with tracer, progress as shown:
-            for state, records in runs:
-                for record in records:
-                    self._watch(record, is_spike=spikes.update(record["loss"]))
-                    self._write("metrics.jsonl", record)
-                shown.update(records)
-                yield state
+            try:
+                for state, records in runs:
+                    log(records)
+                    yield state
+            except train.Diverged as error:
+                log(error.records)
+                raise
 
     def _watch(self, record: Row, *, is_spike: bool) -> None:
         """Marks and reports a step that was skipped, or whose loss is a spike."""

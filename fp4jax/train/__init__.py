@@ -5,6 +5,7 @@ from fp4jax.train.checkpoint import Restored as Restored
 from fp4jax.train.checkpoint import read_config as read_config
 from fp4jax.train.guards import SpikeDetector as SpikeDetector
 from fp4jax.train.guards import make_diagnosis as make_diagnosis
+from fp4jax.train.loop import Diverged as Diverged
 from fp4jax.train.loop import evaluate as evaluate
 from fp4jax.train.loop import train as train
 from fp4jax.train.loop import train_phases as train_phases

@@ -8,11 +8,12 @@ it is sharded, so that a run may go on upon other devices, and damage is found.
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
@@ -134,6 +135,7 @@ class Checkpoints:
             raise ValueError(
                 "save: checkpoints must be opened to write, got read_only=True."
             )
+        self.wait()  # or a failure of the one before would count as one of this
         step = int(state.step)
         arrays = take_apart(state)
         sums, finite = jax.device_get(inspect(arrays))
@@ -149,32 +151,28 @@ class Checkpoints:
         note = {
             "format": _FORMAT,
             "config": self._config,
-            "config_hash": config_hash(self._config),
+            "config_hash": hash_of(self._config),
             "data": dict(data),
             "checksums": {name: int(value) for name, value in sums.items()},
         }
-        note["note_hash"] = config_hash(note)
-        try:
-            if step in self._manager.all_steps():
-                return True
-            return self._manager.save(
-                step,
-                args=ocp.args.Composite(
-                    state=ocp.args.StandardSave(arrays), note=ocp.args.JsonSave(note)
-                ),
-            )
-        except Exception as error:  # of the file system, in whatever wrapping
-            self._fail(error)
-            return False
+        note["note_hash"] = hash_of(note)
+        args = ocp.args.Composite(
+            state=ocp.args.StandardSave(arrays), note=ocp.args.JsonSave(note)
+        )
+
+        def begin() -> None:
+            newest = self._manager.latest_step()
+            if step not in self._manager.all_steps() and not self._manager.save(
+                step, args=args
+            ):
+                raise ValueError(f"step {step} comes before the newest, {newest}")
+
+        return self._try(begin)
 
     def wait(self) -> None:
         """Waits until all that was saved is on disk."""
-        if self._opened is None:
-            return
-        try:
-            self._opened.wait_until_finished()
-        except Exception as error:
-            self._fail(error)
+        if self._opened is not None:
+            self._try(self._opened.wait_until_finished)
 
     def close(self) -> None:
         """Waits, and lets go of the folder."""
@@ -199,32 +197,43 @@ class Checkpoints:
             the fields that differ; or checkpoints of which none can be read.
         """
         steps = _chosen(self.steps, step, self._folder)
+        damaged: list[int] = []
         for number in reversed(steps):
+            found, message = None, "in another process"
             try:
-                return self._read(number, like)
+                found = self._read(number, like)
             except _OtherConfig:
                 raise
+            except (MemoryError, PermissionError, jax.errors.JaxRuntimeError):
+                raise  # says nothing of the checkpoint
             except Exception as error:  # whatever the libraries below make of damage
-                _log.error(
-                    "The checkpoint of step %d cannot be read, and is %s: %s",
-                    number,
-                    "left out"
-                    if self._read_only
-                    else f"set aside as {_DAMAGED}{number}",
-                    _first_line(error),
-                )
-                self._set_aside(number)
-        if steps:
+                message = _first_line(error)
+            if _everywhere(found is not None):
+                # Only where an older one can be read is the fault that of the newer.
+                for each in damaged:
+                    self._set_aside(each)
+                return found
+            _log.error("The checkpoint of step %d cannot be read: %s", number, message)
+            damaged.append(number)
+            self.close()
+        aside = list(self._folder.glob(f"{_DAMAGED}*"))
+        if damaged or aside:
             raise ValueError(
-                f"Checkpoints: folder must hold one that can be read, got {len(steps)} "
-                f"that are damaged in {self._folder}. Remove it to begin anew."
+                "Checkpoints: folder must hold one that can be read, got "
+                f"{len(damaged) + len(aside)} that are damaged in {self._folder}. "
+                "Remove it to begin anew."
             )
         return None
 
     def _read(self, step: int, like: TrainState) -> Restored:
         note = self._part(step, note=ocp.args.JsonRestore())
-        if note.pop("note_hash", None) not in (None, config_hash(note)):
+        if note.pop("note_hash", None) not in (None, hash_of(note)):
             raise ValueError("checksum of the note")
+        if note["format"] != _FORMAT:
+            raise _OtherConfig(
+                f"Checkpoints: format must be {_FORMAT}, got {note['format']} at "
+                f"{self._folder / str(step)}. Read it by the version that wrote it."
+            )
         if differences := config_differences(note["config"], self._config):
             raise _OtherConfig(
                 "Checkpoints: config must be that of the checkpoint at "
@@ -251,22 +260,34 @@ class Checkpoints:
         self.close()
         if self._read_only:
             return
+        name = f"{_DAMAGED}{step}"
+        _log.error("The checkpoint of step %d is set aside as %s.", step, name)
         if jax.process_index() == 0:
             source = self._folder / str(step)
             if source.exists():
-                source.rename(_unused(self._folder / f"{_DAMAGED}{step}"))
+                source.rename(_unused(self._folder / name))
         if jax.process_count() > 1:
             multihost_utils.sync_global_devices(f"set aside {step}")
 
-    def _fail(self, error: Exception) -> None:
+    def _try(self, write: Callable[[], None]) -> bool:
+        """Returns whether writing went well, in all processes; else begins anew."""
+        message = "in another process"
+        try:
+            write()
+            went_well = True
+        except Exception as error:  # of the file system, in whatever wrapping
+            message, went_well = _first_line(error), False
+        if _everywhere(went_well):
+            return True
         self.failures += 1
-        _log.error("A checkpoint is not written: %s", _first_line(error))
+        _log.error("A checkpoint is not written: %s", message)
         manager, self._opened = self._opened, None
         if manager is not None:
             try:
                 manager.close()
-            except Exception as another:
-                _log.debug("%s", another)
+            except Exception as error:
+                _log.debug("%s", error)
+        return False
 
     @property
     def _manager(self) -> ocp.CheckpointManager:
@@ -280,6 +301,13 @@ class Checkpoints:
 
 class _OtherConfig(ValueError):
     pass
+
+
+def _everywhere(holds: bool) -> bool:
+    """Returns whether something holds in all processes, which all ask together."""
+    if jax.process_count() == 1:
+        return holds
+    return bool(multihost_utils.process_allgather(np.int32(holds)).min())
 
 
 def read_config(folder: Path | str, *, step: int | None = None) -> Note:
@@ -322,8 +350,8 @@ def _chosen(steps: Sequence[int], step: int | None, folder: Path) -> Sequence[in
     return [step]
 
 
-def config_hash(config: Mapping[str, Any]) -> str:
-    """Returns the SHA-256 of a config, as JSON has it with sorted names."""
+def hash_of(config: Mapping[str, Any]) -> str:
+    """Returns the SHA-256 of nested JSON, names sorted."""
     text = json.dumps(config, sort_keys=True, allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 

@@ -60,8 +60,8 @@ def make_diagnosis(
     """Returns a function that names where the newest step stopped being finite.
 
     It repeats the step, recording the operands of all GEMMs, in the memory of a step
-    without rematerialization. The forward pass is searched from its first layer on, and
-    then the backward pass from the last one back.
+    without rematerialization or microbatches. The forward pass is searched from its
+    first layer on, and then the backward pass from the last one back.
 
     Args:
       graph: of a `fp4jax.models.Transformer`, from `make_state`.

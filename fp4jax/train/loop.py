@@ -22,6 +22,18 @@ _NOT_FINITE = (
 )
 
 
+class Diverged(FloatingPointError):
+    """Too many steps in a row were not finite.
+
+    Attributes:
+      records: of the steps since the last hand-over, up to the last of these.
+    """
+
+    def __init__(self, message: str, records: Sequence[Record]):
+        super().__init__(message)
+        self.records = records
+
+
 def train(
     step: Step,
     state: TrainState,
@@ -62,8 +74,8 @@ def train(
 
     Raises:
       ValueError: too few batches.
-      FloatingPointError: `max_skips` steps in a row were skipped, once their records
-        are handed over; those of later steps, which were under way, never are.
+      Diverged: `max_skips` steps in a row were skipped; it has their records, and no
+        state is handed over with them.
     """
     batches, done = iter(batches), int(state.step)
     periods = [every] if isinstance(every, int) else every
@@ -104,12 +116,12 @@ def train(
         ]
         done, compiled = done + len(metrics), True
         failed = _failed(records, before, max_skips)
-        yield state, records[:failed]
         if failed is not None:
             is_last = in_a_row >= max_skips  # and not finite again since
-            where = f"{diagnose(state, batch)} " if diagnose and is_last else ""
+            where = _place(diagnose, state, batch) if diagnose and is_last else ""
             fields = records[failed - 1] | {"skipped": max_skips, "where": where}
-            raise FloatingPointError(_NOT_FINITE.format_map(fields))
+            raise Diverged(_NOT_FINITE.format_map(fields), records[:failed])
+        yield state, records
 
 
 def train_phases(
@@ -137,7 +149,7 @@ def train_phases(
       What `train` yields.
 
     Raises:
-      ValueError, FloatingPointError: as `train`.
+      ValueError, Diverged: as `train`.
     """
     batches = iter(batches)
     for policy, end in schedule.spans(steps):
@@ -179,6 +191,16 @@ def evaluate(
     if not tokens:
         raise ValueError("evaluate: batches must hold a token to predict, got none.")
     return Evaluation(nats=nats, tokens=tokens, bytes=num_bytes)
+
+
+def _place(
+    diagnose: Callable[[TrainState, Batch], str], state: TrainState, batch: Batch
+) -> str:
+    """Returns what the diagnosis says; one that fails does not hide the divergence."""
+    try:
+        return f"{diagnose(state, batch)} "
+    except Exception as error:  # out of memory, for one
+        return f"Where is not known ({type(error).__name__}). "
 
 
 def _failed(records: Sequence[Record], before: int, max_skips: int) -> int | None:

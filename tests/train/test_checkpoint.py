@@ -171,10 +171,44 @@ def test_what_was_not_finished_is_no_checkpoint(tmp_path):
     assert not unfinished.exists()
 
 
-def test_checkpoints_of_which_none_can_be_read_are_an_error(tmp_path):
+def test_checkpoints_of_which_none_can_be_read_stay_and_are_an_error(tmp_path):
+    save(tmp_path, 4, 8)
+    for step in ("4", "8"):
+        truncate(largest_file(tmp_path / step))
+    for _ in range(2):  # the next start must not begin anew
+        with pytest.raises(ValueError, match="got 2 that are damaged"):
+            checkpoints(tmp_path).restore(new_state())
+    assert {path.name for path in tmp_path.iterdir()} >= {"4", "8"}
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), PermissionError(), jax.errors.JaxRuntimeError("memory")]
+)
+def test_an_error_that_is_not_of_the_checkpoint_leaves_it(tmp_path, monkeypatch, error):
+    def fail(*_, **__):
+        raise error
+
+    save(tmp_path, 4, 8)
+    with checkpoints(tmp_path) as reader:
+        with monkeypatch.context() as patch:
+            patch.setattr("orbax.checkpoint.CheckpointManager.restore", fail)
+            with pytest.raises(type(error)):
+                reader.restore(new_state())
+        assert int(reader.restore(new_state()).state.step) == 8
+
+
+def test_a_step_before_the_newest_is_refused_aloud(tmp_path, caplog):
+    save(tmp_path, 9)
+    with checkpoints(tmp_path) as writer, caplog.at_level(logging.ERROR):
+        assert not writer.save(new_state(step=5), data={})
+        assert writer.failures == 1
+    assert "step 5 comes before the newest, 9" in caplog.text
+
+
+def test_another_format_is_refused(tmp_path, monkeypatch):
     save(tmp_path, 4)
-    truncate(largest_file(tmp_path / "4"))
-    with pytest.raises(ValueError, match="got 1 that are damaged"):
+    monkeypatch.setattr("fp4jax.train.checkpoint._FORMAT", 2)
+    with pytest.raises(ValueError, match="format must be 2, got 1"):
         checkpoints(tmp_path).restore(new_state())
 
 
@@ -272,7 +306,7 @@ def test_a_reader_leaves_out_what_is_damaged(tmp_path, caplog):
     before = tree(tmp_path)
     with checkpoints(tmp_path, read_only=True) as reader:
         assert int(reader.restore(new_state()).state.step) == 5
-        assert "step 8 cannot be read, and is left out" in caplog.text
+        assert "step 8 cannot be read" in caplog.text
         with pytest.raises(ValueError, match="got 1 that are damaged"):
             reader.restore(new_state(), step=8)
     assert tree(tmp_path) == before

@@ -15,6 +15,7 @@ from fp4jax import policies, recipes
 from fp4jax.models import Transformer, flops_per_token
 from fp4jax.policies import Schedule
 from fp4jax.train import (
+    Diverged,
     OptimConfig,
     TrainState,
     evaluate,
@@ -116,10 +117,11 @@ def test_so_many_skipped_steps_in_a_row_end_the_training_and_are_handed_over():
         diagnose=lambda state, batch: f"Found at {int(state.step)}.",
     )
     message = r"loss=nan.* at step 7, the last of 3 such in a row\. Found at 8\. Lower"
-    with pytest.raises(FloatingPointError, match=message):
+    with pytest.raises(Diverged, match=message) as raised:
         for _, records in runs:
             found += [record["step"] for record in records]
-    assert found == list(range(1, 8))
+    assert found == [1, 2, 3, 4, 5, 6]
+    assert [record["step"] for record in raised.value.records] == [7]
 
 
 @jax.jit
@@ -144,10 +146,30 @@ def test_they_end_it_wherever_they_lie_between_two_hand_overs(every):
         max_skips=2,
     )
     found = []
-    with pytest.raises(FloatingPointError, match="at step 4, the last of 2 such"):
+    message = "at step 4, the last of 2 such"
+    with pytest.raises(Diverged, match=message) as raised:
         for _, records in runs:
             found += [record["step"] for record in records]
+    found += [record["step"] for record in raised.value.records]
     assert found == [1, 2, 3, 4]
+
+
+def test_a_diagnosis_that_fails_does_not_hide_the_divergence():
+    def diagnose(state, batch):
+        raise MemoryError
+
+    runs = train(
+        skip_from_5_on,
+        state_at(0),
+        itertools.repeat(BATCH),
+        steps=9,
+        flops_per_token=1.0,
+        max_skips=2,
+        diagnose=diagnose,
+    )
+    message = r"Where is not known \(MemoryError\)"
+    with pytest.raises(Diverged, match=message):
+        list(runs)
 
 
 def test_fewer_skipped_steps_do_not():
