@@ -23,7 +23,7 @@ from jax.sharding import Mesh
 from rich.console import Console
 from rich.logging import RichHandler
 
-from experiments import presets, processes, record, report
+from experiments import presets, processes, record, report, terminal
 from experiments.compare import Comparison
 from experiments.folder import Folder
 from experiments.presets import ExperimentConfig, RunConfig
@@ -75,7 +75,8 @@ class Arguments:
     stop_status: int = 75
     """exit status after SIGTERM, which tells a scheduler to start the command again."""
     mesh: str = f"{sharding.DATA}=1"
-    """devices to spread the rows of batches over, such as data=8."""
+    """devices to spread the rows of batches over, such as data=8; on a CPU there are
+    more with XLA_FLAGS=--xla_force_host_platform_device_count=8."""
     distributed: bool = False
     """one of several processes, which JAX finds by its environment (SLURM, Kubernetes,
     or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID)."""
@@ -96,6 +97,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status."""
     argv = sys.argv[1:] if argv is None else argv
     arguments = parse(argv)
+    if arguments.distributed:
+        try:
+            processes.initialize()  # first, as it takes SIGTERM for itself
+        except ValueError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
     with Stop() as stop:
         try:
             return run(arguments, argv, stop)
@@ -111,8 +118,6 @@ def run(arguments: Arguments, argv: Sequence[str], stop: Stop) -> int:
       Stopped, KeyboardInterrupt: a signal came.
     """
     try:
-        if arguments.distributed:
-            processes.initialize()
         config, corpus, mesh, path = prepare(arguments)
         command = shlex.join(["python", "-m", "experiments.pretrain", *argv])
         description = record.describe(config, corpus=corpus, command=command)
@@ -159,9 +164,7 @@ def run(arguments: Arguments, argv: Sequence[str], stop: Stop) -> int:
             print(f"error: {error}", file=sys.stderr)
             return 2
         failures = folder.failed_checkpoints
-    console = Console()
-    if not console.is_terminal:
-        console.width = 100  # of a log file, where the default of 80 cuts columns
+    console = terminal.console(100)
     console.print(report.table(found))
     console.print(found.verdict, style="bold red" if found.valid is False else "green")
     if failures:

@@ -79,10 +79,20 @@ def from_json(data: Any) -> Any:
 
     Raises:
       ValueError: an unknown type or format; an unknown or a missing field.
-      TypeError: a field of the wrong type, as from the constructor of its value.
+      TypeError: text that `json.loads` has not read; a field of the wrong type, as from
+        the constructor of its value.
     """
+    if isinstance(data, str):
+        raise TypeError(
+            "from_json: data must be what json.loads returns, got the text of "
+            f"{len(data)} characters itself."
+        )
+    return _from_json(data)
+
+
+def _from_json(data: Any) -> Any:
     if isinstance(data, list):
-        return tuple(from_json(x) for x in data)
+        return tuple(_from_json(x) for x in data)
     if not isinstance(data, dict):
         return data
     if "format" in data and "type" not in data:
@@ -108,7 +118,7 @@ def from_json(data: Any) -> Any:
             f"from_json: fields of {kind.__name__} must include {sorted(needed)}, got "
             f"{sorted(fields)}. Add {missing}."
         )
-    return kind(**{name: from_json(x) for name, x in fields.items()})
+    return kind(**{name: _from_json(x) for name, x in fields.items()})
 
 
 def _look_up(table: dict[str, Any], name: Any, what: str) -> Any:

@@ -77,6 +77,7 @@ def test_leaves_all_results(results):
     names = {path.name for path in results.iterdir()}
     assert names == {
         ".lock",
+        "baselines.jsonl",
         "checkpoints",
         "config.json",
         "metrics.jsonl",

@@ -272,3 +272,9 @@ def test_a_rule_behind_a_wider_one_raises():
     policy = policies.Policy(recipes.ufp4(), rules)
     with pytest.raises(ValueError, match="first to match.*pattern='blocks/0/\\*'"):
         policy.check(["blocks/0/mlp/up", "blocks/1/mlp/up"])
+
+
+def test_text_that_nobody_has_parsed_is_refused():
+    text = json.dumps(recipes.to_json(recipes.ufp4()))
+    with pytest.raises(TypeError, match="must be what json.loads returns"):
+        recipes.from_json(text)
