@@ -129,7 +129,9 @@ def write_random(folder: Path, num_tokens: int) -> None:
             left = int(part * num_tokens / len(_DOMAINS))
             while left > 0:
                 size = int(generator.exponential(_MEAN_DOCUMENT)) + 2
-                writer.append(generator.integers(_VOCAB_SIZE, size=size))
+                document = generator.integers(_VOCAB_SIZE - 1, size=size)
+                document[-1] = _VOCAB_SIZE - 1  # <|endoftext|>
+                writer.append(document)
                 left -= size
             splits[split] = writer.finish()
         domains.append({"name": name, "weight": weight, **splits})

@@ -1,6 +1,11 @@
 """What every test runs under, set before the first array exists."""
 
+import os
 import re
+
+# LLVM takes a third of the time of a compilation. What decides numbers is XLA's own
+# passes, which run as ever; `XLA_FLAGS= python -m pytest` runs everything as in use.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 import jax
 import pytest
@@ -15,10 +20,13 @@ STRICT_DTYPES = ("numerics", "ops")
 # left among the quick tests. Each costs compilations of several seconds.
 BREADTH = (
     r"experiments/test_evaluate.*questions_and",
+    r"experiments/test_pretrain.*share_the_compiled",
     r"experiments/test_processes.*onto_eight",
     r"linen/test_inject.*(anew|inside_another|remat_ch|module_is_as|are_named)",
     r"linen/test_state.*(no_jit|of_flax|scan_that_sh|pass_through|where_they_add)",
+    r"linen/test_state.*layers_hold_amaxes",
     r"models/test_residuals.*bit_for_bit",
+    r"models/test_transformer.*(scan_and_remat|equal_consec)",
     r"models/test_transformer.*(no_key|of_a_layer)\[(?!bf16|ufp4)",
     r"nnx/test_inject.*no_bit\[(?!nnx-remat-jax.jit)",
     r"nnx/test_weights.*(step_forgets|take_part)",
@@ -26,21 +34,27 @@ BREADTH = (
     r"numerics/test_stats.*(survive_a|narrow|crest|no_nan)\w*\[(?!e2m1-f32)",
     r"numerics/test_stats.*(of_a_transpose|stochastic_b|of_a_gemm|falls|vmap|stale)",
     r"ops/test_dot_general.*(float16|(padding|rows|as_one|left\w+)\[(e2m1_ref|ufp4))",
-    r"ops/test_dot_general.*products_of_operands\[(?!nvfp4-bf|nvfp4-float32|ufp4)",
+    r"ops/test_dot_general.*products_of_operands\[(?!nvfp4-bf|ufp4-bf)",
     r"ops/test_dot_general.*(are\[nvfp4|everywhere\[e2m1|padding\[int2|rows\[int2)",
     r"ops/test_einsum.*explicit_dot_general\[.*(ufp4|nvfp4)",
-    r"ops/test_einsum.*(batch_labels|several_contr)",
+    r"ops/test_einsum.*(batch_labels|several_contr|summed_and|vmapped)",
+    r"ops/test_held.*differentiates",
+    r"ops/test_microbatch.*x_that_draws",
     r"ops/test_microbatch.*(eden-free|eden-contr|\[rotated)",
     r"ops/test_packed_weight.*\[(quartet2|ue5m3|ti2d)",
     r"ops/test_residuals.*are_the_same\[(?!linear-(nvfp4|ti2d))",
-    r"ops/test_residuals.*bytes_saved_for_x\[-[023]\]",
+    r"ops/test_residuals.*(bytes_saved_for_x\[-[023]\]|named|linear-nvfp4)",
     r"recipes/test_fields.*(\[(?!bf16|ufp4)|every_field)",
+    r"recipes/test_quartet2_oracle.*signs_and_scales",
     r"recipes/test_ti2d_oracle.*(-(8|16|64)\]|transposition\[\((40|1),|one_s.*\[\(64)",
     r"test_public_reports.*\[(e2m1_ref|four_over_six|mxfp4|quartet2|ti2d|ue5m3)",
-    r"test_public_reports.*(every_mesh|two_runs|recomputation|of_parameters|every_tr)",
+    r"test_public_reports.*(every_mesh|two_runs|recomputation|of_parameters|every_tr|eager)",
+    r"test_explanation.*stacks_and_a_policy",
     r"test_taps.*(bit_for_bit|as_they_were|\[quartet2|\[full|each_gemm|is_that_of)",
     r"train/test_accumulate.*(batch\[(bf16|ufp4)|of_the_part|\[quartet2|one_step)",
-    r"train/test_accumulate.*of_theirs",
+    r"train/test_accumulate.*(of_theirs|over_the_mesh)",
+    r"train/test_loop.*model_learns",
+    r"train/test_step.*same_seed",
     r"train/test_held.*resumes",
     r"user_models/.*(vit|ue5m3|goes_on|remat|test_linen.*one_line)",
 )

@@ -24,7 +24,6 @@ def command(tmp_path_factory):
         sentence = f"Text {i} counts to {i * i}, and says so {i % 7} times. "
         (folder / f"{i}.txt").write_text(sentence * (3 + i % 5))
     shared = os.environ | {
-        "XLA_FLAGS": "",
         "FP4JAX_CACHE": str(folder / "cache"),
         # Starting again compiles nothing.
         "JAX_COMPILATION_CACHE_DIR": str(folder / "compiled"),
