@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import platform
 import subprocess
 from importlib import metadata
@@ -16,6 +15,7 @@ from experiments import presets
 from experiments.presets import ExperimentConfig
 from fp4jax import recipes
 from fp4jax.data import Corpus
+from fp4jax.train.metrics import nulls_for_nan
 
 _LIBRARIES = ("jax", "jaxlib", "flax", "optax", "grain", "numpy", "tokenizers")
 
@@ -101,18 +101,9 @@ def create(folder: Path, description: dict[str, Any]) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Writes a value whole, for people and programs; null for NaN and infinities."""
     partial = path.with_name(f".{path.name}")
-    partial.write_text(_text(_finite(value)), encoding="utf-8")
+    partial.write_text(_text(nulls_for_nan(value)), encoding="utf-8")
     partial.replace(path)
 
 
 def _text(value: Any) -> str:
     return json.dumps(value, indent=2, allow_nan=False) + "\n"
-
-
-def _finite(value: Any) -> Any:
-    """Returns nested lists and dicts with None for every number that JSON lacks."""
-    if isinstance(value, dict):
-        return {name: _finite(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

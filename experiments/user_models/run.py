@@ -8,7 +8,6 @@ beside this file.
 
 import argparse
 import itertools
-import json
 import math
 import multiprocessing
 import sys
@@ -19,6 +18,7 @@ from typing import Any
 from experiments import record
 from experiments.user_models import train_linen, train_nnx
 from fp4jax import recipes
+from fp4jax.train import JsonLines
 
 LIBRARIES = {"nnx": train_nnx, "linen": train_linen}
 RECIPES = {
@@ -62,13 +62,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Writes one JSON object a line, with null for losses that are not finite."""
-    lines = []
-    for row in rows:
-        losses = [x if math.isfinite(x) else None for x in row.get("losses", ())]
-        row = row | {"losses": losses} if "losses" in row else row
-        lines.append(json.dumps(row, allow_nan=False) + "\n")
-    path.write_text("".join(lines), encoding="utf-8")
+    """Writes a new file of JSON lines, with null for losses that are not finite."""
+    path.unlink(missing_ok=True)
+    with JsonLines(path) as log:
+        for row in rows:
+            log.write(row)
 
 
 def train(library: str, model: str, recipe: str | None, steps: int) -> dict[str, Any]:

@@ -95,6 +95,15 @@ class Evaluation:
         return self.nats / math.log(2) / self.bytes
 
 
+def nulls_for_nan(value: Any) -> Any:
+    """Returns nested lists and dicts with None for every number that JSON lacks."""
+    if isinstance(value, Mapping):
+        return {name: nulls_for_nan(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [nulls_for_nan(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 class JsonLines:
     """A log of one JSON object a line, on disk as soon as it is written.
 
@@ -121,11 +130,7 @@ class JsonLines:
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Writes one record; null for a number that JSON lacks, such as NaN."""
-        finite = {
-            name: None if isinstance(x, float) and not math.isfinite(x) else x
-            for name, x in record.items()
-        }
-        line = (json.dumps(finite, allow_nan=False) + "\n").encode()
+        line = (json.dumps(nulls_for_nan(record), allow_nan=False) + "\n").encode()
         try:
             while line:
                 line = line[self._file.write(line) :]

@@ -68,8 +68,10 @@ def test_a_full_disk_is_an_error_that_names_the_log_and_closing_is_none():
 def test_numbers_that_json_lacks_are_null(tmp_path):
     with JsonLines(tmp_path / "metrics.jsonl") as log:
         log.write({"step": 3, "loss": float("nan"), "grad_norm": float("inf")})
-    found = json.loads((tmp_path / "metrics.jsonl").read_text())
-    assert found == {"step": 3, "loss": None, "grad_norm": None}
+        log.write({"domains": {"code": {"losses": [1.0, float("-inf")]}}})
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(lines[0]) == {"step": 3, "loss": None, "grad_norm": None}
+    assert json.loads(lines[1]) == {"domains": {"code": {"losses": [1.0, None]}}}
 
 
 def test_a_log_is_written_on_at_its_end(tmp_path):
