@@ -2,36 +2,22 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 import jax
-from jax.sharding import Mesh
 
 from experiments import ngram
-from experiments.folder import Folder, Row
-from experiments.presets import ExperimentConfig
-from experiments.profiling import Profile
+from experiments.folder import Row
 from experiments.report import Baseline, Trial
-from experiments.stop import Stop
-from experiments.trial import Run, Stopped, batches_of
+from experiments.trial import Run, Shared, Stopped, batches_of
 from fp4jax import data
-from fp4jax.data import Corpus
 
 ORDERS = (2, 3)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """What all runs share; attributes as of `experiments.trial.Run`."""
-
-    config: ExperimentConfig
-    corpus: Corpus
-    folder: Folder
-    description: Mapping[str, Any]
-    stop: Stop
-    mesh: Mesh | None = None
-    profile: Profile | None = None
+class Comparison(Shared):
+    """The runs of every policy and seed, and the n-gram models."""
 
     @property
     def seeds(self) -> range:
@@ -45,11 +31,8 @@ class Comparison:
         Raises:
           Stopped: a signal came.
         """
-        shared = {
-            field.name: getattr(self, field.name) for field in dataclasses.fields(self)
-        }
         for policy, seed in itertools.product(self.config.policies, self.seeds):
-            yield Run(policy=policy, seed=seed, **shared)()
+            yield Run(policy=policy, seed=seed, **vars(self))()
 
     def baselines(self) -> Iterator[Baseline]:
         """Yields n-gram models, fitted on exactly the batches of each seed.

@@ -107,7 +107,7 @@ class Folder:
 
     @property
     def failed_checkpoints(self) -> int:
-        """Returns how many checkpoints of finished trials could not be written."""
+        """How many checkpoints of finished trials could not be written."""
         return sum(row["failed_checkpoints"] for row in self._finished.values())
 
     def write(self, name: str, row: Row) -> None:

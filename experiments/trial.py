@@ -42,8 +42,8 @@ class Program(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Run:
-    """A policy, a seed, and all that it takes to train under them.
+class Shared:
+    """What all runs of a comparison have in common.
 
     Attributes:
       description: from `experiments.record.describe`.
@@ -56,11 +56,17 @@ class Run:
     corpus: Corpus
     folder: Folder
     description: Mapping[str, Any]
-    policy: str
-    seed: int
     stop: Stop
     mesh: Mesh | None = None
     profile: Profile | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run(Shared):
+    """A policy, a seed, and all that it takes to train under them."""
+
+    policy: str
+    seed: int
 
     def __call__(self) -> Trial:
         """Returns the result, which an earlier command may have found.
