@@ -252,6 +252,18 @@ def test_a_full_disk_is_reported_and_the_checkpoint_before_stays(small_disk, cap
         assert int(writer.restore(new_state()).state.step) == 3
 
 
+def test_a_folder_that_may_only_be_read_is_reported(small_disk, caplog):
+    save(small_disk, 1)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with checkpoints(small_disk) as writer, caplog.at_level(logging.ERROR):
+        writer.save(new_state(step=2), data={})
+        writer.wait()
+        assert writer.failures == 1
+    assert "Read-only file system" in caplog.text
+    with checkpoints(small_disk) as reader:
+        assert int(reader.restore(new_state()).state.step) == 1
+
+
 def test_a_folder_that_cannot_be_made_is_reported(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     with checkpoints(tmp_path / "file" / "run") as writer:
