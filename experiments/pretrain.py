@@ -74,12 +74,15 @@ class Arguments:
     """auto: goes on with the run in --out, or begins it there."""
     stop_status: int = 75
     """exit status after SIGTERM, which tells a scheduler to start the command again."""
-    mesh: str = f"{sharding.DATA}=1"
-    """devices to spread the rows of batches over, such as data=8; on a CPU there are
-    more with XLA_FLAGS=--xla_force_host_platform_device_count=8."""
+    mesh: Annotated[str, tyro.conf.arg(metavar="AXIS=N,...")] = "data=1"
+    """devices by what is spread over them: the rows of batches (data), with them also
+    the parameters (fsdp) or the experts (expert), or the work inside a layer (tensor);
+    on a CPU there are more with XLA_FLAGS=--xla_force_host_platform_device_count=8."""
     distributed: bool = False
-    """one of several processes, which JAX finds by its environment (SLURM, Kubernetes,
+    """one of several processes, which JAX finds by its environment (SLURM, Open MPI,
     or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID)."""
+    wait: int = 300
+    """seconds that a process of --distributed waits for all others to come."""
     tensorboard: bool = False
     """also writes the logs for TensorBoard, to the folder tensorboard in --out."""
     profile: Annotated[str, tyro.conf.arg(metavar="FIRST:LAST")] = ""
@@ -99,7 +102,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv)
     if arguments.distributed:
         try:
-            processes.initialize()  # first, as it takes SIGTERM for itself
+            processes.initialize(
+                timeout=arguments.wait
+            )  # first, as it takes SIGTERM for itself
         except ValueError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
@@ -236,18 +241,15 @@ def parse_mesh(text: str, config: ExperimentConfig) -> Mesh | None:
     Raises:
       ValueError: another axis, no number, too many devices, or rows that do not divide.
     """
-    axis, _, size = text.partition("=")
-    if axis != sharding.DATA or not size.isdecimal():
-        raise ValueError(f"--mesh: must read {sharding.DATA}=N, got {text!r}.")
-    count = int(size)
+    mesh = sharding.make_mesh(**sharding.parse_mesh(text))
     batch_size, parts = config.data.batch_size, config.run.microbatches
-    if batch_size // parts % max(count, 1):
+    if batch_size // parts % (shards := sharding.num_row_shards(mesh)):
         of_part = f" / run.microbatches={parts}" if parts > 1 else ""
         raise ValueError(
-            f"--mesh: must divide data.batch_size={batch_size}{of_part}, got {text!r}."
+            f"--mesh: data, fsdp and expert must divide data.batch_size={batch_size}"
+            f"{of_part}, got {text!r}, a product of {shards}."
         )
-    mesh = sharding.data_mesh(count)
-    return None if count == 1 else mesh
+    return None if mesh.size == 1 else mesh
 
 
 def introduction(
@@ -256,7 +258,7 @@ def introduction(
     """Returns one line on what is about to happen."""
     tokens = config.data.batch_size * config.data.sequence_length
     used, visible = 1 if mesh is None else mesh.size, jax.device_count()
-    more = f" ({visible} are there: --mesh={sharding.DATA}={visible})"
+    more = f" ({visible} are there: --mesh=data={visible})"
     return (
         f"{len(config.policies)} policies x {config.run.seeds} seeds x "
         f"{config.run.steps} steps of {tokens} tokens; "

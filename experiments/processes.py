@@ -1,27 +1,38 @@
 """Several processes as one run, by JAX's distributed runtime."""
 
 import os
+import sys
+import threading
 
 import jax
 
 _NUMBERS = ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+# Beyond our own limit: where JAX's is over it aborts the process with a stack trace.
+_GRACE = 3600
 
 
-def initialize() -> None:
+def initialize(*, timeout: int) -> None:
     """Joins the other processes of a run; before anything else of JAX.
 
-    SLURM, Kubernetes and Open MPI are found by JAX itself. Elsewhere the environment
-    says it: JAX_COORDINATOR_ADDRESS (host:port of process 0), JAX_NUM_PROCESSES and
+    SLURM and Open MPI are found by JAX itself. Elsewhere the environment says it:
+    JAX_COORDINATOR_ADDRESS (host:port of process 0), JAX_NUM_PROCESSES and
     JAX_PROCESS_ID.
+
+    Args:
+      timeout: seconds within which all have to come; otherwise this process ends with
+        an error and status 2.
 
     Raises:
       ValueError: the environment does not say enough.
     """
     count, number = (os.environ.get(name) for name in _NUMBERS)
+    limit = threading.Timer(timeout, _give_up, (timeout, count, number))
+    limit.start()
     try:
         jax.distributed.initialize(
             num_processes=None if count is None else int(count),
             process_id=None if number is None else int(number),
+            initialization_timeout=timeout + _GRACE,
         )
     except (ValueError, RuntimeError) as error:
         raise ValueError(
@@ -29,3 +40,18 @@ def initialize() -> None:
             "MPI, or hold JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and "
             f"JAX_PROCESS_ID, got: {error}"
         ) from error
+    finally:
+        limit.cancel()
+
+
+def _give_up(timeout: int, count: str | None, number: str | None) -> None:
+    """Ends the process, whose main thread is inside a call that does not return."""
+    print(
+        f"error: --distributed: all {count or ''} processes must come within "
+        f"{timeout} s, but process {number or os.environ.get('SLURM_PROCID', '?')} "
+        "waits for another one. See whether each was started and can reach "
+        f"{os.environ.get('JAX_COORDINATOR_ADDRESS', 'the first')}.",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(2)

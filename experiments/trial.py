@@ -107,8 +107,7 @@ class Run(Shared):
             model.set_policy(phase)
             return compiled(nnx.graphdef(model), config, self.mesh)
 
-        shard = (jax.process_index(), jax.process_count())
-        batches = batches_of(self.corpus, config, self.seed, shard=shard)
+        batches = batches_of(self.corpus, config, self.seed, shard=self._rows)
         result: Row = {"policy": self.policy, "seed": self.seed}
         result |= dict.fromkeys(("heldout_loss", "bits_per_byte", "stopped_by"))
         with self._checkpoints() as checkpoints:
@@ -251,14 +250,19 @@ class Run(Shared):
     def _write(self, name: str, row: Row) -> None:
         self.folder.write(name, {"policy": self.policy, "seed": self.seed, **row})
 
+    @property
+    def _rows(self) -> tuple[int, int]:
+        """Which of how many equal parts of the rows this process has."""
+        return (0, 1) if self.mesh is None else sharding.process_rows(self.mesh)
+
     def _place(self, batch: train.Batch) -> train.Batch:
         """Puts the rows of this process on its devices."""
         return batch if self.mesh is None else sharding.shard_rows(batch, self.mesh)
 
     def _place_whole(self, batch: train.Batch) -> train.Batch:
         """Puts a batch that every process has whole on the devices."""
-        rows, count = len(batch["inputs"]), jax.process_count()
-        first = jax.process_index() * rows // count
+        rows, (index, count) = len(batch["inputs"]), self._rows
+        first = index * rows // count
         mine = slice(first, first + rows // count)
         return self._place({name: value[mine] for name, value in batch.items()})
 
@@ -276,7 +280,7 @@ def batches_of(
       corpus: of the experiment.
       config: of the experiment.
       seed: of the run.
-      shard: the process that asks, and the number of processes, which get a part each.
+      shard: which of how many equal parts of the rows.
     """
     drawn = dataclasses.replace(config.data, seed=config.data.seed + seed)
     return data.train_batches(corpus, drawn, shard=shard)

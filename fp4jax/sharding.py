@@ -1,34 +1,125 @@
-"""Meshes of devices, and how the arrays of a run lie on them."""
+"""Meshes of devices, and how the arrays of a run lie on them.
 
-from collections.abc import Mapping
+An array names its axes by what they are, such as "batch" or "mlp"; `RULES` says over
+which axes of the mesh each of them is spread, and nothing else does.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding
+from jax import lax
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 T = TypeVar("T")
 
-DATA = "data"  # the axis along which the rows of a batch are spread
+# The axes of a mesh. Neighbors along the last are neighbors in the network.
+DATA, FSDP, EXPERT, TENSOR = AXES = ("data", "fsdp", "expert", "tensor")
+
+# Over which axes of the mesh an axis of an array is spread.
+RULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "batch": (DATA, FSDP, EXPERT),  # rows of a batch
+        "embed": (FSDP,),  # of parameters: the features of the residual stream
+        "mlp": (TENSOR,),
+        "heads": (TENSOR,),
+        "vocab": (TENSOR,),
+        "expert": (EXPERT,),
+    }
+)
+
+Axes = tuple[str | None, ...]  # what the axes of an array are; None: spread over none
 
 
-def data_mesh(size: int) -> Mesh:
-    """Returns a mesh of the first `size` devices, all along the axis `data`.
+def parse_mesh(text: str) -> dict[str, int]:
+    """Returns the sizes that a text such as "data=2,fsdp=4" gives to axes of a mesh.
+
+    Raises:
+      ValueError: another axis, one that is named twice, or a size that is no positive
+        number.
+
+    Example:
+      >>> parse_mesh("fsdp=2,tensor=4")
+      {'fsdp': 2, 'tensor': 4}
+    """
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        axis, _, size = part.partition("=")
+        if axis not in AXES or axis in sizes or not size.isdecimal() or int(size) < 1:
+            raise ValueError(
+                f"parse_mesh: mesh must read AXIS=N,..., each axis of "
+                f"{', '.join(AXES)} at most once and every N positive, got {text!r}."
+            )
+        sizes[axis] = int(size)
+    return sizes
+
+
+def make_mesh(**sizes: int) -> Mesh:
+    """Returns a mesh of the first devices; axes that are not named have size 1.
+
+    Args:
+      **sizes: of the axes in `AXES`.
 
     Raises:
       ValueError: there are not so many devices, or several processes and other than all
         of their devices.
+      TypeError: another axis.
+
+    Example:
+      >>> dict(make_mesh(fsdp=1).shape)
+      {'data': 1, 'fsdp': 1, 'expert': 1, 'tensor': 1}
     """
-    count = jax.device_count()
+    if unknown := sizes.keys() - set(AXES):
+        raise TypeError(
+            f"make_mesh: axes must be of {', '.join(AXES)}, got {', '.join(unknown)}."
+        )
+    shape = [sizes.get(axis, 1) for axis in AXES]
+    size, count = math.prod(shape), jax.device_count()
     if not 1 <= size <= count or (jax.process_count() > 1 and size != count):
         wanted = f"from 1 to {count}" if jax.process_count() == 1 else f"{count}"
         raise ValueError(
-            f"data_mesh: size must be {wanted}, the number of devices, got size={size}."
+            "make_mesh: the product of the sizes must be the number of devices, "
+            f"{wanted}, got {size} ({', '.join(f'{k}={v}' for k, v in sizes.items())})."
         )
-    devices = np.asarray(jax.devices()[:size])
-    return Mesh(devices, (DATA,), axis_types=(AxisType.Auto,))
+    types = (AxisType.Auto,) * len(AXES)
+    return jax.make_mesh(shape, AXES, types, devices=jax.devices()[:size])
+
+
+def spec(*axes: str | None) -> P:
+    """Returns how an array with such axes lies on a mesh.
+
+    Example:
+      >>> tuple(spec("batch", None, "mlp"))
+      (('data', 'fsdp', 'expert'), None, 'tensor')
+    """
+    return P(*(None if axis is None else RULES[axis] for axis in axes))
+
+
+def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
+    """Makes an array lie on the mesh as its axes say, and its cotangent likewise.
+
+    The mesh is that of `under`; without one nothing happens.
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        return x
+    return lax.with_sharding_constraint(x, spec(*axes))
+
+
+def under(mesh: Mesh | None, function: Callable[..., T]) -> Callable[..., T]:
+    """Returns the compiled function, whose layers see the mesh; None: as it is."""
+    if mesh is None:
+        return function
+
+    def call(*args: Any) -> T:
+        with jax.set_mesh(mesh):
+            return function(*args)
+
+    return call
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -49,22 +140,61 @@ def replicate(tree: T, mesh: Mesh) -> T:
     return jax.tree.map(put, tree)
 
 
-def shard_rows(batch: Mapping[str, Any], mesh: Mesh) -> dict[str, jax.Array]:
-    """Spreads the rows of a batch over the axis `data`.
+def num_row_shards(mesh: Mesh | AbstractMesh | None = None) -> int:
+    """Returns over how many parts of a mesh the rows of a batch are spread.
 
     Args:
-      batch: of each process its own rows, in the order of the processes.
-      mesh: from `data_mesh`.
+      mesh: None is that of `under`, or no mesh: 1.
+    """
+    sizes = (jax.sharding.get_abstract_mesh() if mesh is None else mesh).shape
+    return math.prod(sizes.get(axis, 1) for axis in RULES["batch"])
+
+
+def process_rows(mesh: Mesh) -> tuple[int, int]:
+    """Returns which of how many equal parts of a batch's rows this process places.
+
+    Processes whose devices differ along `tensor` only place the same rows.
 
     Raises:
-      ValueError: the rows do not divide by the devices.
+      ValueError: the rows of the processes would overlap in part.
     """
-    sharding = NamedSharding(mesh, P(DATA))
-    rows = len(next(iter(batch.values())))
-    if rows * jax.process_count() % mesh.size:
+    groups = mesh.devices.reshape(num_row_shards(mesh), -1)
+    process = jax.process_index()
+    mine = [
+        i
+        for i, group in enumerate(groups)
+        if any(d.process_index == process for d in group)
+    ]
+    first, count = mine[0], len(mine)
+    if (
+        mine != list(range(first, first + count))
+        or first % count
+        or len(groups) % count
+    ):
         raise ValueError(
-            "shard_rows: batch must have a multiple of as many rows as there are "
-            f"devices, {mesh.size}, got {rows * jax.process_count()} rows."
+            "process_rows: tensor must divide the devices of a process or be a "
+            f"multiple of them, got {dict(mesh.shape)}, of which process {process} has "
+            f"the rows {mine}."
+        )
+    return first // count, len(groups) // count
+
+
+def shard_rows(batch: Mapping[str, Any], mesh: Mesh) -> dict[str, jax.Array]:
+    """Spreads the rows of a batch over the mesh.
+
+    Args:
+      batch: the part of its rows that `process_rows` names.
+      mesh: from `make_mesh`.
+
+    Raises:
+      ValueError: the rows do not divide.
+    """
+    sharding, shards = NamedSharding(mesh, spec("batch")), num_row_shards(mesh)
+    rows = len(next(iter(batch.values()))) * process_rows(mesh)[1]
+    if rows % shards:
+        raise ValueError(
+            "shard_rows: batch must have a multiple of as many rows as data, fsdp and "
+            f"expert have devices, {shards}, got {rows} rows."
         )
     return {
         name: jax.make_array_from_process_local_data(sharding, np.asarray(x))

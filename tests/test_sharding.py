@@ -1,4 +1,4 @@
-"""The mesh of data parallelism: what lies where, and that training does not notice."""
+"""Meshes: what lies where on them, and that training does not notice."""
 
 import dataclasses
 
@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.sharding import PartitionSpec as P
 
 from fp4jax import recipes, sharding
 from fp4jax.models import Transformer
@@ -16,9 +15,9 @@ from tests.cases import SMALL, in_mlp_down
 
 
 def test_rows_are_spread_and_state_is_whole_everywhere():
-    mesh = sharding.data_mesh(4)
+    mesh = sharding.make_mesh(data=4)
     batch = sharding.shard_rows({"inputs": np.arange(16).reshape(8, 2)}, mesh)
-    assert batch["inputs"].sharding.spec == P("data")
+    assert batch["inputs"].sharding.spec == sharding.spec("batch")
     assert [s.data.shape for s in batch["inputs"].addressable_shards] == [(2, 2)] * 4
     whole = sharding.replicate({"w": jnp.ones(3)}, mesh)["w"]
     assert [s.data.shape for s in whole.addressable_shards] == [(3,)] * 4
@@ -26,13 +25,13 @@ def test_rows_are_spread_and_state_is_whole_everywhere():
 
 @pytest.mark.parametrize("size", [0, 9])
 def test_a_mesh_of_too_many_devices_raises(size):
-    with pytest.raises(ValueError, match=f"from 1 to 8, .* got size={size}"):
-        sharding.data_mesh(size)
+    with pytest.raises(ValueError, match=f"from 1 to 8, got {size} .data={size}."):
+        sharding.make_mesh(data=size)
 
 
 def test_rows_that_do_not_divide_raise():
     with pytest.raises(ValueError, match="devices, 4, got 6 rows"):
-        sharding.shard_rows({"inputs": np.ones((6, 2))}, sharding.data_mesh(4))
+        sharding.shard_rows({"inputs": np.ones((6, 2))}, sharding.make_mesh(data=4))
 
 
 def test_a_step_on_a_mesh_equals_that_on_one_device_but_for_the_order_of_sums():
@@ -48,7 +47,7 @@ def test_a_step_on_a_mesh_equals_that_on_one_device_but_for_the_order_of_sums():
     config = dataclasses.replace(SMALL, num_layers=1)
     found = []
     for size in (1, 8):
-        mesh = sharding.data_mesh(size)
+        mesh = sharding.make_mesh(data=size)
         model = Transformer(config, in_mlp_down(recipes.ufp4()), rngs=nnx.Rngs(0))
         graph, state = make_state(model, optimizer.transform)
         step = make_train_step(graph, optimizer, mesh=mesh)

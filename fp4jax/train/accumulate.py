@@ -6,8 +6,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
 from fp4jax.nnx import (
     Held,
@@ -16,7 +14,7 @@ from fp4jax.nnx import (
     set_step,
     value_and_grad,
 )
-from fp4jax.sharding import DATA
+from fp4jax.sharding import constrain, num_row_shards
 from fp4jax.train.losses import Batch, token_losses
 from fp4jax.train.state import TrainState
 
@@ -27,7 +25,6 @@ def accumulate(
     batch: Batch,
     *,
     microbatches: int,
-    mesh: Mesh | None = None,
 ) -> tuple[jax.Array, nnx.State, nnx.State]:
     """Returns the masked mean loss, its gradient, and the amaxes that are now held.
 
@@ -41,7 +38,6 @@ def accumulate(
       state: of the run.
       batch: [b, t] arrays.
       microbatches: number of parts; gradients are summed in float32.
-      mesh: over which the rows of the batch, and then those of each part, are spread.
 
     Raises:
       ValueError: b is not a multiple of `microbatches`, or its parts not of the
@@ -69,7 +65,7 @@ def accumulate(
     zeros = jax.tree.map(
         lambda x: jnp.zeros(x.shape, jnp.float32), (weight, state.params, state.held)
     )
-    parts = jax.tree.map(lambda x: _split(x, microbatches, mesh), dict(batch))
+    parts = jax.tree.map(lambda x: _split(x, microbatches), dict(batch))
     return lax.scan(add, zeros, (jnp.arange(microbatches), parts))[0]
 
 
@@ -81,9 +77,9 @@ def _quantized_weights(graph: nnx.GraphDef, state: TrainState) -> nnx.State:
     return nnx.state(model, QuantizedWeight)
 
 
-def _split(x: jax.Array, parts: int, mesh: Mesh | None) -> jax.Array:
+def _split(x: jax.Array, parts: int) -> jax.Array:
     """Returns [parts, b / parts, t] of [b, t], every part spread over the mesh."""
-    devices = 1 if mesh is None else mesh.shape[DATA]
+    devices = num_row_shards()
     if x.shape[0] % (parts * devices):
         raise ValueError(
             "make_train_step: the rows of a batch must be a multiple of microbatches "
@@ -91,10 +87,8 @@ def _split(x: jax.Array, parts: int, mesh: Mesh | None) -> jax.Array:
             f"{devices} devices."
         )
     x = jnp.reshape(x, (parts, x.shape[0] // parts, *x.shape[1:]))
-    if mesh is None:
-        return x
     # Rows of one part lay together on few devices; left so, all would compute it.
-    return lax.with_sharding_constraint(x, NamedSharding(mesh, P(None, DATA)))
+    return constrain(x, None, "batch", None)
 
 
 def _share(model: nnx.Module, batch: Batch, weight: jax.Array) -> jax.Array:

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from fp4jax.nnx import set_step
 from fp4jax.numerics.checks import is_integer
-from fp4jax.sharding import replicated
+from fp4jax.sharding import replicated, under
 from fp4jax.train.accumulate import accumulate
 from fp4jax.train.losses import Batch, token_losses
 from fp4jax.train.optim import Optimizer
@@ -64,9 +64,7 @@ def make_train_step(
         )
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        loss, grads, held = accumulate(
-            graph, state, batch, microbatches=microbatches, mesh=mesh
-        )
+        loss, grads, held = accumulate(graph, state, batch, microbatches=microbatches)
         updates, opt_state = optimizer.transform.update(
             grads, state.opt_state, state.params
         )
@@ -95,12 +93,13 @@ def make_train_step(
         )
         return state, metrics
 
-    return jax.jit(
+    compiled = jax.jit(
         step,
         donate_argnums=0,
         out_shardings=None if mesh is None else replicated(mesh),
         compiler_options=COMPILER_OPTIONS,
     )
+    return under(mesh, compiled)
 
 
 def make_eval_step(graph: nnx.GraphDef) -> Callable[[TrainState, Batch], Metrics]:

@@ -30,10 +30,13 @@ def command(tmp_path_factory):
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
 
-    def start(out, *flags, **environment):
-        argv = ["-m", "experiments.pretrain", f"--data={folder}", f"--out={out}"]
+    def start(out, *flags, processes=1, **environment):
+        argv = [sys.executable, "-m", "experiments.pretrain"]
+        if processes > 1:
+            launch = ["-m", "experiments.launch", f"--processes={processes}", "--"]
+            argv = [sys.executable, *launch, *argv]
         return subprocess.Popen(
-            [sys.executable, *argv, *FLAGS, *flags],
+            [*argv, f"--data={folder}", f"--out={out}", *FLAGS, *flags],
             env=shared | environment,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

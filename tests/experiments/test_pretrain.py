@@ -172,13 +172,19 @@ def test_a_control_that_does_not_lose_fails_the_command(
         (["--steps=0"], "steps must be at least 1"),
         (["--data=nowhere"], "nowhere"),
         (["--set=data.sequence_length=100000"], "sequence_length must be at most"),
-        (["--mesh=data=3"], "--mesh: must divide data.batch_size=8, got 'data=3'"),
+        (["--mesh=data=3"], "must divide data.batch_size=8, got 'data=3'"),
         (
             ["--mesh=data=4", "--set=run.microbatches=4"],
-            "--mesh: must divide data.batch_size=8 / run.microbatches=4, got 'data=4'",
+            "must divide data.batch_size=8 / run.microbatches=4, got 'data=4'",
         ),
-        (["--mesh=fsdp=2"], "--mesh: must read data=N, got 'fsdp=2'"),
-        (["--set=data.batch_size=64", "--mesh=data=64"], "size must be from 1 to 8"),
+        (
+            ["--mesh=rows=2"],
+            "mesh must read AXIS=N,..., each axis of data, fsdp, expert",
+        ),
+        (
+            ["--set=data.batch_size=64", "--mesh=data=64"],
+            "the number of devices, from 1 to 8, got 64 (data=64)",
+        ),
         (["--set=guard.max_skips=0"], "max_skips must be at least 1, got max_skips=0"),
         (["--set=checkpoint.keep_last=0"], "keep_last must be at least 1"),
         (["--profile=0:3"], "--profile: must read FIRST:LAST with 1 <= FIRST"),

@@ -1,7 +1,6 @@
 """Runs that go on upon other devices, and in another number of processes."""
 
 import json
-import socket
 
 import pytest
 
@@ -51,22 +50,24 @@ def test_from_two_processes_onto_one(
     command, finish, wait_for, is_training, undisturbed, tmp_path
 ):
     out = tmp_path / "run"
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        address = f"localhost:{free.getsockname()[1]}"
-    processes = [
-        command(
-            out,
-            *(BF16, "--distributed", "--mesh=data=2"),
-            JAX_COORDINATOR_ADDRESS=address,
-            JAX_NUM_PROCESSES="2",
-            JAX_PROCESS_ID=str(number),
-        )
-        for number in (0, 1)
-    ]
-    wait_for(is_training, out, processes[0])
-    processes[1].terminate()  # one is told, both stop
-    for process in processes:
-        finish(process, status=75)
+    two = command(out, BF16, "--distributed", "--mesh=data=2", processes=2)
+    wait_for(is_training, out, two)
+    two.terminate()
+    finish(two, status=75)
     finish(command(out, BF16))
     assert_near(out, undisturbed)
+
+
+def test_a_process_that_waits_in_vain_says_so(command, finish, tmp_path):
+    alone = command(
+        tmp_path / "run",
+        *("--distributed", "--wait=2"),
+        JAX_COORDINATOR_ADDRESS="localhost:1",
+        JAX_NUM_PROCESSES="2",
+        JAX_PROCESS_ID="1",
+    )
+    error = finish(alone, status=2)
+    assert error.startswith(
+        "error: --distributed: all 2 processes must come within 2 s"
+    )
+    assert error.count("\n") == 1 and not (tmp_path / "run").exists()

@@ -185,12 +185,14 @@ def test_the_state_is_updated_in_its_own_memory():
 
 def test_every_part_is_spread_over_the_mesh():
     config = dataclasses.replace(ONE_LAYER, vocab_size=80)  # a size of the logits alone
-    mesh, (graph, state) = sharding.data_mesh(2), start(recipes.ti2d(), config, "*/up")
+    graph, state = start(recipes.ti2d(), config, "*/up")
+    mesh = sharding.make_mesh(data=2)
     _, grads, _ = gradients(graph, state, 1)
-    run = functools.partial(accumulate, graph, microbatches=2, mesh=mesh)
+    run = functools.partial(accumulate, graph, microbatches=2)
     options = {"xla_allow_excess_precision": False}
     inputs = sharding.replicate(state, mesh), sharding.shard_rows(make_batch(), mesh)
-    program = jax.jit(run, compiler_options=options).lower(*inputs).compile()
+    with jax.set_mesh(mesh):
+        program = jax.jit(run, compiler_options=options).lower(*inputs).compile()
     assert distance(grads, program(*inputs)[1]) < CLOSE
     # Each device has one of the two rows of a part.
     assert "f32[1,32,80]" in program.as_text()

@@ -282,7 +282,7 @@ def test_a_count_that_is_not_positive_raises(tmp_path, name):
 @pytest.mark.parametrize(("before", "after"), [(1, 8), (8, 1), (2, 4)])
 def test_a_state_goes_on_upon_another_number_of_devices(tmp_path, before, after):
     def put(state, size):
-        return sharding.replicate(state, sharding.data_mesh(size))
+        return sharding.replicate(state, sharding.make_mesh(data=size))
 
     with checkpoints(tmp_path) as writer:
         writer.save(put(new_state(step=6), before), data={})
