@@ -1,8 +1,9 @@
 """What an experiment is: one frozen value, and how the command line spells it."""
 
 import dataclasses
+import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fp4jax import models, policies
@@ -222,36 +223,51 @@ def schedule(config: ExperimentConfig, policy: str) -> Policy | Schedule:
 def assign(config: ExperimentConfig, assignments: Sequence[str]) -> ExperimentConfig:
     """Returns the experiment after every `section.field=value`, typed by its field.
 
-    Fields of one section change together, so that values which only fit each other can
-    be given in any order; the last value of a field counts.
+    Fields change together, so that values which only fit each other can be given in any
+    order; the last value of a field counts. What the model has of its own blocks is
+    set as "model.moe.top_k=2".
 
     Example:
       >>> assign(resolve(), ["optim.lr=3e-4", "data.batch_size=4"]).optim.lr
       0.0003
     """
-    changes = defaultdict(dict)
+    values = {}
     for assignment in assignments:
         path, equals, text = assignment.partition("=")
         if not equals:
             raise ValueError(f"--set: must read path=value, got {assignment!r}.")
-        value = _parse(path, text, settings=settings(config))
-        section, field = path.split(".")
-        changes[section][field] = value
-    sections = {
-        section: dataclasses.replace(getattr(config, section), **fields)
-        for section, fields in changes.items()
-    }
-    return dataclasses.replace(config, **sections)
+        values[path] = _parse(path, text, settings=settings(config))
+    return _replace(config, values)
 
 
 def settings(config: ExperimentConfig) -> dict[str, bool | int | float | str]:
     """Returns the value at every path that `assign` can set."""
-    return {
-        path: value
-        for section in SECTIONS
-        for name, value in dataclasses.asdict(getattr(config, section)).items()
-        if (path := f"{section}.{name}") not in DERIVED
-    }
+    sections = (_leaves(getattr(config, name), name) for name in SECTIONS)
+    found = dict(itertools.chain.from_iterable(sections))
+    return {path: value for path, value in found.items() if path not in DERIVED}
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yields the fields of a config and of those inside it, by path; not the absent."""
+    if dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from _leaves(getattr(value, field.name), f"{path}.{field.name}")
+    elif value is not None:
+        yield path, value
+
+
+def _replace(config: Any, values: Mapping[str, Any]) -> Any:
+    """Returns a config with other values at some paths, which change together."""
+    changes, nested = {}, defaultdict(dict)
+    for path, value in values.items():
+        name, dot, rest = path.partition(".")
+        if dot:
+            nested[name][rest] = value
+        else:
+            changes[name] = value
+    for name, inner in nested.items():
+        changes[name] = _replace(getattr(config, name), inner)
+    return dataclasses.replace(config, **changes)
 
 
 def _adopt(config: ExperimentConfig, assignments: Sequence[str]) -> ExperimentConfig:

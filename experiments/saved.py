@@ -53,7 +53,7 @@ class Saved:
         """
         note = train.read_config(folder, step=step)
         config = note["config"]
-        shape = ModelConfig(**config["model"])
+        shape = ModelConfig.of(config["model"])
         schedule = Schedule.of(recipes.from_json(note["policies"][note["policy"]]))
         model = models.Transformer(shape, schedule, rngs=nnx.Rngs(note["seed"]))
         optimizer = train.make_optimizer(
@@ -83,7 +83,7 @@ class Saved:
     def forwards(self) -> tuple[str, ...]:
         """The forward passes that differ: BF16, after the quantized one if it is."""
         policy, shape = self.schedule.at(max(0, self.step - 1)), self.model.config
-        recipes_used = {policy.recipe(path) for path in models.layer_paths(shape)}
+        recipes_used = {policy.recipe(path) for path in shape.layer_paths}
         quantizes = any(used.fprop != recipes.Fprop() for used in recipes_used)
         return (QUANTIZED, BF16) if quantizes else (BF16,)
 

@@ -6,7 +6,7 @@ all of them; every other linear layer asks its policy for a recipe.
 
 import dataclasses
 import fnmatch
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from fp4jax import recipes
@@ -22,6 +22,11 @@ class HasLayers(Protocol):
     @property
     def num_layers(self) -> int:
         """Number of blocks, named "blocks/0" and so on in layer paths."""
+        ...
+
+    @property
+    def layer_paths(self) -> Sequence[str]:
+        """The path of every layer that takes a recipe, in order."""
         ...
 
 
@@ -65,12 +70,13 @@ def ue5m3(config: HasLayers) -> Policy:
     """Returns `recipes.ue5m3`, with another target for dy in the last four `mlp/down`.
 
     For wgrad it is 2048 there, not 448, which keeps small blocks of small gradients.
+    Blocks without an MLP are passed over.
 
     References: arXiv 2609.02846.
     """
-    last = range(max(0, config.num_layers - 4), config.num_layers)
+    last = [path for path in config.layer_paths if path.endswith("/mlp/down")][-4:]
     wider = recipes.ue5m3(wgrad_dy_target=2048.0)
-    rules = tuple(Rule(f"blocks/{i}/mlp/down", wider) for i in last)
+    rules = tuple(Rule(path, wider) for path in last)
     return Policy(recipes.ue5m3(), rules)
 
 

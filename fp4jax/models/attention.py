@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from fp4jax.models.config import ModelConfig
-from fp4jax.models.layers import Linear, packed_once, residual_std
+from fp4jax.models.layers import Linear, RMSNorm, packed_once, residual_std
 from fp4jax.recipes import Recipe
 
 
@@ -15,7 +15,8 @@ class Attention(nnx.Module):
     """softmax(q k^T / sqrt(e)) v over the earlier tokens of the same document.
 
     The four projections take a recipe; the products of queries, keys and values and the
-    softmax stay in high precision.
+    softmax stay in high precision. Where the config says so, every query and key is
+    first normalized (Henry et al., Query-Key Normalization for Transformers, 2020).
     """
 
     def __init__(
@@ -34,19 +35,35 @@ class Attention(nnx.Module):
             init_std=residual_std(config),
             rngs=rngs,
         )
+        self.query_norm = self.key_norm = None
+        if config.qk_norm:
+            self.query_norm = RMSNorm(e, epsilon=config.norm_eps, rngs=rngs)
+            self.key_norm = RMSNorm(e, epsilon=config.norm_eps, rngs=rngs)
 
     def __call__(
-        self, x: jax.Array, *, mask: jax.Array, rotation: tuple[jax.Array, jax.Array]
+        self,
+        x: jax.Array,
+        *,
+        mask: jax.Array,
+        rotation: tuple[jax.Array, jax.Array] | None,
     ) -> jax.Array:
-        """Mixes x [b, t, d] over its documents; `mask` is of `document_mask`."""
+        """Mixes x [b, t, d] over its documents.
+
+        Args:
+          x: normalized activations.
+          mask: of `document_mask`.
+          rotation: of `rope`; None where the order of tokens is not told.
+        """
         heads = (*x.shape[:2], -1, self.head_dim)
         projections = (self.query, self.key, self.value)
         packed = packed_once(x, *projections)
         query, key, value = (
             project(x, packed=packed).reshape(heads) for project in projections
-        )
-        query = rotate(query, rotation)  # [b, t, h, e]
-        key = rotate(key, rotation)  # [b, t, h_kv, e]
+        )  # [b, t, h, e], and h_kv heads of keys and values
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        if rotation is not None:
+            query, key = rotate(query, rotation), rotate(key, rotation)
         mixed = jax.nn.dot_product_attention(
             query, key, value, mask=mask, is_causal=True
         )

@@ -2,7 +2,6 @@
 
 import functools
 import math
-from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +9,7 @@ from flax import nnx
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from fp4jax.models.config import ModelConfig
+from fp4jax.models.config import PARTS, ModelConfig
 from fp4jax.nnx import DotGeneral
 from fp4jax.numerics import Quantizer, Site
 from fp4jax.ops.dot_general import pack_x
@@ -113,37 +112,37 @@ def _sharing(recipe: Recipe) -> tuple[Site, Quantizer] | None:
 class RMSNorm(nnx.RMSNorm):
     """y = x / sqrt(mean(x^2) + eps) * scale, in float32, returned in x's dtype."""
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        super().__init__(config.d_model, epsilon=config.norm_eps, rngs=rngs)
+    def __init__(self, size: int, *, epsilon: float, rngs: nnx.Rngs):
+        super().__init__(size, epsilon=epsilon, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Normalizes each vector of x [b, t, d]."""
+        """Normalizes each vector of x [*b, size]."""
         return super().__call__(x).astype(x.dtype)
 
 
-class SwiGLU(nnx.Module):
-    """y = (silu(x W_gate) * x W_up) W_down."""
+class LayerNorm(nnx.LayerNorm):
+    """y = (x - mean(x)) / sqrt(var(x) + eps), in float32, returned in x's dtype.
 
-    def __init__(
-        self, config: ModelConfig, recipes: Mapping[str, Recipe], *, rngs: nnx.Rngs
-    ):
-        d, f = config.d_model, config.d_ff
-        self.gate = Linear(d, f, recipe=recipes["mlp/gate"], rngs=rngs)
-        self.up = Linear(d, f, recipe=recipes["mlp/up"], rngs=rngs)
-        self.down = Linear(
-            f,
-            d,
-            recipe=recipes["mlp/down"],
-            init_std=residual_std(config),
-            rngs=rngs,
+    It has no parameters, as in OLMo.
+
+    References: Groeneveld et al., OLMo, 2024.
+    """
+
+    def __init__(self, size: int, *, epsilon: float, rngs: nnx.Rngs):
+        super().__init__(
+            size, epsilon=epsilon, use_bias=False, use_scale=False, rngs=rngs
         )
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Maps each vector of x [b, t, d] by itself."""
-        packed = packed_once(x, self.gate, self.up)
-        gate, up = self.gate(x, packed=packed), self.up(x, packed=packed)
-        hidden = jax.nn.silu(gate) * up  # [b, t, f]
-        return self.down(hidden)
+        """Normalizes each vector of x [*b, size]."""
+        x_f32 = x.astype(jnp.float32)
+        return super().__call__(x_f32).astype(x.dtype)
+
+
+def make_norm(config: ModelConfig, *, rngs: nnx.Rngs) -> RMSNorm | LayerNorm:
+    """Returns the norm before each part of a block and before the output head."""
+    kind = RMSNorm if config.norm == "rms" else LayerNorm
+    return kind(config.d_model, epsilon=config.norm_eps, rngs=rngs)
 
 
 class Embed(nnx.Module):
@@ -185,11 +184,12 @@ class Head(nnx.Module):
 def residual_std(config: ModelConfig) -> float:
     """Returns the scale of a kernel that writes to the residual stream.
 
-    A block writes twice, so the stream's variance then does not grow with depth.
+    Every part of a block writes once, so the stream's variance then does not grow with
+    depth.
 
     References: Radford et al., GPT-2, 2019.
     """
-    return 1 / math.sqrt(2 * config.num_layers)
+    return 1 / math.sqrt(sum(len(PARTS[kind]) for kind in config.kinds))
 
 
 @jax.custom_vjp

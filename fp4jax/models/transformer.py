@@ -1,31 +1,22 @@
-"""A dense decoder-only transformer whose linear layers take their recipe by path."""
+"""A decoder-only model whose linear layers take their recipe by path."""
 
 import itertools
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
-from fp4jax import policies
-from fp4jax.models.attention import Attention, document_mask, rope
+from fp4jax.models.attention import document_mask, rope
+from fp4jax.models.block import Block
 from fp4jax.models.config import ModelConfig
-from fp4jax.models.layers import LINEAR_OUTPUT, Embed, Head, RMSNorm, SwiGLU
+from fp4jax.models.layers import LINEAR_OUTPUT, Embed, Head, make_norm
+from fp4jax.models.runs import Run, find_runs
 from fp4jax.nnx import layers
 from fp4jax.policies import Policy, Schedule
 from fp4jax.recipes import Recipe
-
-SITES = (
-    "attention/query",
-    "attention/key",
-    "attention/value",
-    "attention/out",
-    "mlp/gate",
-    "mlp/up",
-    "mlp/down",
-)
 
 # By name, not by operation: the product inside a quantized linear has float32 sums.
 _REMAT_POLICIES = {
@@ -34,36 +25,24 @@ _REMAT_POLICIES = {
 }
 
 
-class Block(nnx.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
-
-    def __init__(
-        self, config: ModelConfig, recipes: Mapping[str, Recipe], *, rngs: nnx.Rngs
-    ):
-        self.attention_norm = RMSNorm(config, rngs=rngs)
-        self.attention = Attention(config, recipes, rngs=rngs)
-        self.mlp_norm = RMSNorm(config, rngs=rngs)
-        self.mlp = SwiGLU(config, recipes, rngs=rngs)
-
-    def __call__(self, x: jax.Array, **context) -> jax.Array:
-        """Returns x [b, t, d] after both; `context` is of the attention."""
-        x = x + self.attention(self.attention_norm(x), **context)
-        return x + self.mlp(self.mlp_norm(x))
-
-
 class Transformer(nnx.Module):
     """Embedding, blocks, norm and head; `policy` chooses the recipe of every linear.
 
-    Consecutive layers with equal recipes are stacked, every array with a leading layer
-    axis, and run as one scan; `stacks` holds these runs in order. The keys of a layer
-    depend on its index alone, so initial parameters are the same under every policy.
+    Units of blocks that follow one another with equal recipes are one run: each block
+    of the unit is stacked with its repetitions, every array with a leading axis, and
+    the units run as one scan. The keys of a block depend on its index alone, so initial
+    parameters are the same under every policy.
 
     Args:
       config: the shape.
-      policy: maps layer paths, as `layer_paths` lists them, to recipes. Under a
-        schedule layers are stacked whose recipes are equal in each of its phases, so
+      policy: maps layer paths, as `config.layer_paths` lists them, to recipes. Under a
+        schedule blocks are stacked whose recipes are equal in each of its phases, so
         that all phases share one state; the model starts in the first.
       rngs: streams `params` and `quant`.
+
+    Attributes:
+      runs: what the blocks repeat.
+      stacks: the stacked blocks, one for each block of the unit of each run.
 
     Raises:
       ValueError: a policy has a rule that no layer path matches.
@@ -73,25 +52,32 @@ class Transformer(nnx.Module):
         self, config: ModelConfig, policy: Policy | Schedule, *, rngs: nnx.Rngs
     ):
         schedule = Schedule.of(policy)
-        schedule.check(layer_paths(config))
+        schedule.check(config.layer_paths)
         self.config = config
         self.embed = Embed(config, rngs=rngs)
         params_keys = jax.random.split(rngs.params(), config.num_layers)
         quant_keys = jax.random.split(rngs.quant(), config.num_layers)
-        self.stacks = nnx.List()
-        for run, recipes in _runs(config, schedule):
-            self.stacks.append(
-                _stack(
-                    config,
-                    recipes,
-                    params_keys=params_keys[run],
-                    quant_keys=quant_keys[run],
-                )
+        recipes = _recipes(config, schedule)
+        self.runs = _runs(config, recipes)
+        self.stacks = nnx.List(
+            _stack(
+                config,
+                config.kinds[place[0]],
+                recipes[place[0]][0],
+                params_keys=params_keys[place.start : place.stop : place.step],
+                quant_keys=quant_keys[place.start : place.stop : place.step],
             )
-        self.norm = RMSNorm(config, rngs=rngs)
+            for place in self.places
+        )
+        self.norm = make_norm(config, rngs=rngs)
         self.head = None if config.tie_embeddings else Head(config, rngs=rngs)
         for phase in reversed(schedule.policies):
             self.set_policy(phase)  # so that it has the state of every phase
+
+    @property
+    def places(self) -> tuple[range, ...]:
+        """For each stack, the indices of its blocks."""
+        return tuple(place for run in self.runs for place in run.places)
 
     def set_policy(self, policy: Policy) -> None:
         """Gives every linear its recipe under another policy; its state stays.
@@ -100,12 +86,10 @@ class Transformer(nnx.Module):
           ValueError: the policy has a rule that no layer path matches, or tells layers
             apart that are stacked.
         """
-        policy.check(layer_paths(self.config))
-        first = 0
-        for stack in self.stacks:
-            end = first + len(stack.attention_norm.scale.get_value())
+        policy.check(self.config.layer_paths)
+        for place, stack in zip(self.places, self.stacks, strict=True):
             for layer in layers(stack):
-                paths = [f"blocks/{i}/{layer.path}" for i in range(first, end)]
+                paths = [f"blocks/{i}/{layer.path}" for i in place]
                 recipe, *others = {policy.recipe(path) for path in paths}
                 if others:
                     raise ValueError(
@@ -115,7 +99,6 @@ class Transformer(nnx.Module):
                     )
                 assert layer.gemm is not None  # every linear of ours has one
                 layer.gemm.set_recipe(recipe)
-            first = end
 
     def __call__(
         self,
@@ -139,72 +122,87 @@ class Transformer(nnx.Module):
             segment_ids = jnp.ones_like(inputs)
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(inputs.shape[1]), inputs.shape)
-        config = self.config
-        rotation = rope(positions, head_dim=config.head_dim, theta=config.rope_theta)
-        context = {"mask": document_mask(segment_ids), "rotation": rotation}
+        context = _context(segment_ids, positions, config=self.config)
         x = self.embed(inputs)
-        for stack in self.stacks:
-            x = _apply(stack, x, config=config, **context)
+        stacks = iter(self.stacks)
+        for run in self.runs:
+            unit = list(itertools.islice(stacks, run.period))
+            x = _apply(unit, x, context, config=self.config)
         x = self.norm(x)
         return self.embed.attend(x) if self.head is None else self.head(x)
 
 
-def layer_paths(config: ModelConfig) -> list[str]:
-    """Returns the path of every linear that takes a recipe, as `blocks/3/mlp/up`."""
-    return [f"blocks/{i}/{site}" for i in range(config.num_layers) for site in SITES]
-
-
-def num_params(config: ModelConfig) -> int:
-    """Returns the number of parameters, allocating none."""
-    model = nnx.eval_shape(
-        lambda: Transformer(config, policies.bf16(config), rngs=nnx.Rngs(0))
-    )
-    leaves = jax.tree.leaves(nnx.state(model, nnx.Param))
-    return sum(math.prod(leaf.shape) for leaf in leaves)
-
-
-def _runs(
+def _recipes(
     config: ModelConfig, schedule: Schedule
-) -> Iterator[tuple[slice, Mapping[str, Recipe]]]:
-    """Yields the layers of each longest run of equal blocks, and their recipes."""
-
-    def recipes(layer):
-        paths = {site: f"blocks/{layer}/{site}" for site in SITES}
-        return [
-            {site: policy.recipe(path) for site, path in paths.items()}
+) -> list[tuple[Mapping[str, Recipe], ...]]:
+    """Returns the recipes of the layers of every block, in each phase."""
+    return [
+        tuple(
+            {path: policy.recipe(f"blocks/{i}/{path}") for path in config.layers(kind)}
             for policy in schedule.policies
-        ]
+        )
+        for i, kind in enumerate(config.kinds)
+    ]
 
-    for run, indices in itertools.groupby(range(config.num_layers), recipes):
-        first, *others = indices
-        yield slice(first, first + 1 + len(others)), run[0]
+
+def _runs(config: ModelConfig, recipes: Sequence[Any]) -> tuple[Run, ...]:
+    """Returns the runs of blocks of equal letters and recipes."""
+    blocks = list(zip(config.kinds, recipes, strict=True))
+    return find_runs([blocks.index(block) for block in blocks])
 
 
 def _stack(
     config: ModelConfig,
+    kind: str,
     recipes: Mapping[str, Recipe],
     *,
     params_keys: jax.Array,
     quant_keys: jax.Array,
 ) -> Block:
-    """Returns equal blocks as one, its arrays stacked; the keys are [layers]."""
+    """Returns equal blocks as one, its arrays stacked; the keys are [blocks]."""
 
     @nnx.vmap
     def make(params_key, quant_key):
         rngs = nnx.Rngs(params=params_key, quant=quant_key)
-        return Block(config, recipes, rngs=rngs)
+        return Block(config, kind, recipes, rngs=rngs)
 
     return make(params_keys, quant_keys)
 
 
-def _apply(stack: Block, x: jax.Array, *, config: ModelConfig, **context) -> jax.Array:
-    """Runs the layers of a stack one after another."""
-    graph, layers = nnx.split(stack)
+def _context(
+    segment_ids: jax.Array, positions: jax.Array, *, config: ModelConfig
+) -> dict[str, dict[str, Any]]:
+    """Returns what each part of a block is called with, beside activations."""
+    rotation = None
+    if config.rope_theta:
+        rotation = rope(positions, head_dim=config.head_dim, theta=config.rope_theta)
+    return {"attention": {"mask": document_mask(segment_ids), "rotation": rotation}}
 
-    def body(x, layer):
-        return nnx.merge(graph, layer)(x, **context), None
 
-    if config.remat != "none":
+def _apply(
+    unit: Sequence[Block],
+    x: jax.Array,
+    context: Mapping[str, Mapping[str, Any]],
+    *,
+    config: ModelConfig,
+) -> jax.Array:
+    """Runs stacks as one scan: the first blocks of all, then the second, and so on."""
+    graphs, states = zip(*map(nnx.split, unit), strict=True)
+
+    def forward(graph: nnx.GraphDef) -> Callable[[jax.Array, nnx.State], jax.Array]:
+        def call(x, state):
+            return nnx.merge(graph, state)(x, context)
+
+        if config.remat == "none":
+            return call
         policy = _REMAT_POLICIES[config.remat]
-        body = jax.checkpoint(body, policy=policy, prevent_cse=not config.scan_layers)
-    return lax.scan(body, x, layers, unroll=1 if config.scan_layers else True)[0]
+        return jax.checkpoint(call, policy=policy, prevent_cse=not config.scan_layers)
+
+    blocks = [forward(graph) for graph in graphs]
+
+    def body(x, states):
+        for block, state in zip(blocks, states, strict=True):
+            x = block(x, state)
+        return x, None
+
+    return lax.scan(body, x, states, unroll=1 if config.scan_layers else True)[0]

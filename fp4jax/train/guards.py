@@ -2,7 +2,7 @@
 
 import statistics
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 from fp4jax import taps
-from fp4jax.models import ModelConfig, Transformer, layer_paths
+from fp4jax.models import ModelConfig, Transformer
 from fp4jax.nnx import set_step
 from fp4jax.train.losses import Batch, token_losses
 from fp4jax.train.state import TrainState
@@ -93,7 +93,7 @@ def make_diagnosis(
         found: dict[str, dict[str, bool]] = {}
         for path, of_layers in jax.device_get(flags).items():
             found |= _by_block(path, of_layers, model)
-        return _first(found, layer_paths(config), float(loss))
+        return _first(found, config.layer_paths, float(loss))
 
     return diagnose
 
@@ -112,16 +112,14 @@ def _by_block(
 ) -> dict[str, dict[str, bool]]:
     """Returns the flags of every layer of a stack by its path in the whole model."""
     _, index, rest = path.split("/", 2)
-    sizes = [len(stack.attention_norm.scale.get_value()) for stack in model.stacks]
-    first = sum(sizes[: int(index)])
     return {
-        f"blocks/{first + i}/{rest}": {n: bool(f[i]) for n, f in flags.items()}
-        for i in range(sizes[int(index)])
+        f"blocks/{block}/{rest}": {name: bool(each[i]) for name, each in flags.items()}
+        for i, block in enumerate(model.places[int(index)])
     }
 
 
 def _first(
-    found: Mapping[str, Mapping[str, bool]], paths: list[str], loss: float
+    found: Mapping[str, Mapping[str, bool]], paths: Sequence[str], loss: float
 ) -> str:
     """Returns the first place of a step whose operand is not finite."""
     for path in paths:

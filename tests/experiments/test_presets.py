@@ -1,9 +1,12 @@
 """The command line's words reach their fields, or one sentence says why not."""
 
+import dataclasses
+
 import pytest
 
 from experiments import presets
 from fp4jax import models, policies
+from fp4jax.models import MoEConfig
 
 
 @pytest.mark.parametrize("model", models.PRESETS)
@@ -108,3 +111,16 @@ def test_seeds_that_pass_the_largest_raise():
     presets.resolve(assignments=assignments)
     with pytest.raises(ValueError, match=r"must be at most 2\*\*32, got 4294967297"):
         presets.resolve(seeds=2, assignments=assignments)
+
+
+def test_parts_of_a_model_are_set_by_paths_of_three():
+    moe = MoEConfig(num_experts=8, top_k=2, d_expert=16)
+    shape = dataclasses.replace(presets.resolve().model, blocks="E", moe=moe)
+    config = dataclasses.replace(presets.resolve(), model=shape)
+    given = ["model.moe.top_k=9", "model.moe.num_experts=16", "model.d_ff=8"]
+    found = presets.assign(config, given).model
+    assert (found.moe.top_k, found.moe.num_experts, found.d_ff) == (9, 16, 8)
+    with pytest.raises(ValueError, match="model.moe.top_k, .*got 'model.moe.top'"):
+        presets.assign(config, ["model.moe.top=1"])
+    with pytest.raises(ValueError, match="got 'model.moe.top_k'"):
+        presets.assign(presets.resolve(), ["model.moe.top_k=1"])

@@ -1,24 +1,15 @@
-"""Model shapes as values: their errors, parameters and FLOPs."""
+"""Model shapes as values: their errors, their blocks, their text."""
 
 import dataclasses
-import functools
 import math
 
 import pytest
 
-from fp4jax import models
-from fp4jax.models import PRESETS, ModelConfig, flops_per_token
+from fp4jax.models import PRESETS, MambaConfig, ModelConfig, MoEConfig
 
 TINY = PRESETS["tiny"]
-PARAMETERS = {
-    "tiny": 853_120,
-    "dense_10m": 9_965_824,
-    "dense_35m": 35_662_336,
-    "dense_125m": 125_455_104,
-    "dense_350m": 349_234_176,
-    "dense_1p5b": 1_501_677_568,
-}
-num_params = functools.cache(models.num_params)
+MOE = MoEConfig(num_experts=8, top_k=2, d_expert=16)
+MAMBA = MambaConfig(num_heads=4, head_dim=16, d_state=8)
 
 
 @pytest.mark.parametrize(
@@ -28,11 +19,18 @@ num_params = functools.cache(models.num_params)
         ({"num_layers": True}, "must be a positive integer, got num_layers=True"),
         ({"d_model": 128.0}, "d_model must be a positive integer, got d_model=128.0"),
         ({"norm_eps": math.nan}, "norm_eps must be positive and finite, .*=nan"),
-        ({"rope_theta": math.inf}, "rope_theta must be positive and finite, .*=inf"),
-        ({"rope_theta": True}, "rope_theta must be positive and finite, .*=True"),
+        ({"rope_theta": math.inf}, "rope_theta must be zero, or positive .*=inf"),
+        ({"rope_theta": True}, "rope_theta must be zero, or positive .*=True"),
         ({"num_heads": 3, "num_kv_heads": 2}, "got num_heads=3, num_kv_heads=2"),
         ({"head_dim": 7}, "head_dim must be even, .* got head_dim=7"),
         ({"remat": "some"}, "one of none, dots, full, got remat='some'"),
+        ({"mlp": "gelu"}, "mlp must be one of swiglu, relu2, got mlp='gelu'"),
+        ({"norm": "none"}, "norm must be one of rms, layer, got norm='none'"),
+        ({"blocks": ""}, "blocks must be letters out of TEM.*got blocks=''"),
+        ({"blocks": "TX"}, "blocks must be letters out of TEM.*got blocks='TX'"),
+        ({"blocks": "TTT"}, "divides num_layers, got blocks='TTT', num_layers=4"),
+        ({"blocks": "E"}, "moe must be given if .* moe=None, blocks='E'"),
+        ({"mamba": MAMBA}, "mamba must be given if and only if a block is 'M', got"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
@@ -41,28 +39,47 @@ def test_bad_values_are_named(changes, message):
         dataclasses.replace(TINY, **changes)
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_parameter_counts(name):
-    assert num_params(PRESETS[name]) == PARAMETERS[name]
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        (MOE, {"top_k": 0}, "top_k must be a positive integer, got top_k=0"),
+        (MOE, {"top_k": 9}, "at most num_experts, got top_k=9, num_experts=8"),
+        (MOE, {"d_shared": -1}, "d_shared must be an integer that is not negative"),
+        (MOE, {"score": "max"}, "score must be one of softmax, sigmoid, got .*'max'"),
+        (MOE, {"scaling": 0.0}, "scaling must be positive and finite, got .*=0.0"),
+        (MOE, {"bias_rate": -1.0}, "bias_rate must be zero, or positive and finite"),
+        (MAMBA, {"chunk": 0}, "chunk must be a positive integer, got chunk=0"),
+        (MAMBA, {"num_groups": 3}, "got num_heads=4, num_groups=3"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_bad_values_of_parts_are_named(kind, changes, message):
+    with pytest.raises(ValueError, match=f"^{type(kind).__name__}: .*{message}"):
+        dataclasses.replace(kind, **changes)
 
 
-def test_the_largest_preset_is_of_its_name():
-    assert PARAMETERS["dense_1p5b"] == pytest.approx(1.5e9, rel=0.02)
+def test_a_pattern_repeats():
+    config = dataclasses.replace(TINY, blocks="*-", mlp="relu2")
+    assert config.kinds == "*-*-"
+    assert config.layer_paths[3:7] == (
+        "blocks/0/attention/out",
+        "blocks/1/mlp/up",
+        "blocks/1/mlp/down",
+        "blocks/2/attention/query",
+    )
 
 
-@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("name", PRESETS)
-def test_flops_count_every_weight_that_multiplies(name, tied):
-    config = dataclasses.replace(PRESETS[name], tie_embeddings=tied)
-    norms = (2 * config.num_layers + 1) * config.d_model
-    lookups = 0 if tied else config.vocab_size * config.d_model
-    weights = num_params(config) - norms - lookups
-    attention = config.num_layers * 256 * config.num_heads * config.head_dim
-    expected = 6 * weights + 6 * attention
-    assert flops_per_token(config, sequence_length=256) == expected
+def test_layers_of_every_kind_of_block():
+    moe = dataclasses.replace(MOE, d_shared=8)
+    config = dataclasses.replace(TINY, blocks="EM", moe=moe, mamba=MAMBA)
+    experts = ("gate", "up", "down", "shared/gate", "shared/up", "shared/down")
+    assert config.layers("E")[4:] == tuple(f"moe/{name}" for name in experts)
+    assert config.layers("M") == ("mamba/input", "mamba/output")
 
 
 def test_config_is_a_value():
-    config = ModelConfig(**dataclasses.asdict(TINY))
-    assert config == TINY
-    assert hash(config) == hash(TINY)
+    hybrid = dataclasses.replace(TINY, blocks="EM", moe=MOE, mamba=MAMBA)
+    for config in (TINY, hybrid):
+        again = ModelConfig.of(dataclasses.asdict(config))
+        assert again == config
+        assert hash(again) == hash(config)

@@ -13,7 +13,7 @@ from flax import nnx
 
 import fp4jax.nnx
 from fp4jax import policies, recipes
-from fp4jax.models import PRESETS, Transformer, layer_paths
+from fp4jax.models import PRESETS, Transformer
 from fp4jax.nnx import NoiseKey
 from fp4jax.policies import Policy, Rule, Schedule
 from tests.cases import SMALL
@@ -44,9 +44,9 @@ def by_layer(model):
 
 
 def test_layer_paths_name_every_linear():
-    paths = layer_paths(CONFIG)
+    paths = CONFIG.layer_paths
     assert len(paths) == 7 * 3
-    assert paths[:2] == ["blocks/0/attention/query", "blocks/0/attention/key"]
+    assert paths[:2] == ("blocks/0/attention/query", "blocks/0/attention/key")
     assert paths[-1] == "blocks/2/mlp/down"
 
 
@@ -249,3 +249,30 @@ def test_quantization_changes_the_outputs_of_a_layer(policy):
     assert np.mean(ours != reference) > 0.95
     if policy != "int2":
         assert 0.05 < error < 0.3  # four bits are off by about a tenth in each operand
+
+
+def test_blocks_of_one_part_compute_what_a_block_of_both_does():
+    whole = build()
+    halves = build(blocks="*-", num_layers=2 * CONFIG.num_layers)
+    assert [run.period for run in halves.runs] == [2]
+    params = nnx.state(whole, nnx.Param)
+    stack = params["stacks"][0]
+    of_parts = {
+        index: {part: stack[part], f"{part}_norm": stack[f"{part}_norm"]}
+        for index, part in enumerate(("attention", "mlp"))
+    }
+    nnx.update(halves, nnx.State({**params, "stacks": of_parts}))
+    inputs = tokens(2, 16)
+    np.testing.assert_array_equal(halves(inputs), whole(inputs))
+
+
+def test_units_of_blocks_take_their_recipes_by_place():
+    rules = (
+        Rule("blocks/1/mlp/down", recipes.ufp4()),
+        Rule("blocks/3/mlp/down", recipes.ufp4()),
+    )
+    model = build(lambda _: Policy(recipes.bf16(), rules), blocks="*-", num_layers=6)
+    assert [run.period for run in model.runs] == [2, 1, 1]
+    assert model.places == (range(0, 4, 2), range(1, 4, 2), range(4, 5), range(5, 6))
+    found = [model.stacks[i].mlp.down.dot_general.recipe for i in (1, 3)]
+    assert found == [recipes.ufp4(), recipes.bf16()]

@@ -15,12 +15,12 @@ FP4, FINISH = Policy(UFP4), Policy(BF16)
 SCHEDULE = Schedule(((0, FP4), (5, FINISH)))
 
 
-def model(layers):
-    return types.SimpleNamespace(num_layers=layers)
-
-
 def paths(layers):
     return [f"blocks/{i}/mlp/{site}" for i in range(layers) for site in ("up", "down")]
+
+
+def model(layers):
+    return types.SimpleNamespace(num_layers=layers, layer_paths=paths(layers))
 
 
 def test_keep_leaves_first_and_last_blocks_in_bf16():
@@ -81,6 +81,15 @@ def test_ue5m3_has_another_target_in_the_last_four_mlp_downs(layers, wider):
         policy.recipe(path).dgrad.dy.tensor_scale.target for path in paths(layers)
     }
     assert others == {448}
+
+
+def test_ue5m3_passes_over_blocks_without_an_mlp():
+    hybrid = types.SimpleNamespace(
+        num_layers=3, layer_paths=["blocks/0/mlp/down", "blocks/2/mamba/output"]
+    )
+    assert [rule.pattern for rule in policies.ue5m3(hybrid).rules] == [
+        "blocks/0/mlp/down"
+    ]
 
 
 def test_ti2d_has_queries_and_keys_in_mxfp8():

@@ -201,7 +201,10 @@ def test_bad_fields_raise(make, error, message):
 
 
 def model(num_layers):
-    return types.SimpleNamespace(num_layers=num_layers)
+    paths = [
+        f"blocks/{i}/mlp/{site}" for i in range(num_layers) for site in ("up", "down")
+    ]
+    return types.SimpleNamespace(num_layers=num_layers, layer_paths=paths)
 
 
 @pytest.mark.parametrize("layers, kept", [(2, 1), (4, 1), (10, 2), (52, 8), (62, 9)])
