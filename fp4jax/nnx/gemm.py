@@ -8,6 +8,7 @@ from flax import nnx
 
 from fp4jax.ops.dot_general import DimensionNumbers, dot_general
 from fp4jax.ops.einsum import einsum
+from fp4jax.ops.gather import Gather
 from fp4jax.ops.residuals import PackedOperand
 from fp4jax.recipes import Recipe
 
@@ -116,6 +117,7 @@ class DotGeneral(Gemm):
         *,
         out_sharding: Any = None,
         packed: PackedOperand | None = None,
+        gather: Gather | None = None,
     ) -> jax.Array:
         """Computes `fp4jax.dot_general` with this layer's recipe and state."""
         packed_w = self.weight.get_value()
@@ -130,6 +132,7 @@ class DotGeneral(Gemm):
             out_sharding=out_sharding,
             packed=packed,
             packed_w=packed_w,
+            gather=gather,
             **self._arguments(),
         )
 

@@ -10,6 +10,7 @@ from jax import lax
 from fp4jax.numerics import Site, checks
 from fp4jax.ops import native
 from fp4jax.ops.dims import DimensionNumbers, Dims
+from fp4jax.ops.gather import Gather
 from fp4jax.ops.gemms import NO_AMAXES, Gemms
 from fp4jax.ops.noise import Noise, check_microbatch
 from fp4jax.ops.observer import observed
@@ -34,6 +35,7 @@ def dot_general(
     microbatch: jax.Array | int | None = None,
     packed: PackedOperand | None = None,
     packed_w: PackedWeight | None = None,
+    gather: Gather | None = None,
 ) -> jax.Array:
     """Computes a `lax.dot_general` whose forward and backward operands are quantized.
 
@@ -57,7 +59,7 @@ def dot_general(
       out_sharding: as for `lax.dot_general`, of the result; gradients have the sharding
         of their operand.
       recipe: what to quantize; None is `lax.dot_general` itself, which takes no `held`,
-        `step`, `microbatch`, `packed` or `packed_w`.
+        `step`, `microbatch`, `packed`, `packed_w` or `gather`.
       key: Threefry key of this call, typed or raw uint32[2], read by recipes only, and
         of them by those that draw random numbers. Needed where a site of the forward
         pass draws, and to differentiate where any does.
@@ -76,13 +78,17 @@ def dot_general(
         backward pass needs of x, for all layers that take the same x.
       packed_w: from `pack_w`: w, which is `rhs`, as fprop and dgrad multiply by it, so
         that this call does not quantize it. The gradient is that of `rhs`.
+      gather: where w, which is `rhs`, is spread over the mesh of the context, and how
+        its products want it: each device quantizes its part, in the forward and in the
+        backward pass, and codes are gathered. The gradient lies as w does.
 
     Returns:
       What `lax.dot_general` returns: [*batch, *lhs_free, *rhs_free].
 
     Raises:
       ValueError: a recipe that draws, without a key; several keys; a bad `weight`;
-        `held`, `step`, `microbatch`, `packed` or `packed_w` that do not fit the recipe.
+        `held`, `step`, `microbatch`, `packed`, `packed_w` or `gather` that do not fit
+        the recipe or the operands.
       TypeError: operands that are not float, or whose dimensions do not match; a key
         that is none, or of another implementation than Threefry.
       NotImplementedError: a second derivative.
@@ -114,6 +120,7 @@ def dot_general(
             microbatch=microbatch,
             packed=packed,
             packed_w=packed_w,
+            gather=gather,
         )
         return lax_dot(lhs, rhs)
     lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
@@ -140,7 +147,9 @@ def dot_general(
         out_sharding=out_sharding,
         lhs=jax.typeof(lhs),
         rhs=jax.typeof(rhs),
+        gather=gather,
     )
+    _check_gather(gemms)
     check_microbatch(microbatch, recipe, tokens=gemms.tokens, batch=gemms.batch)
     noise = Noise.of(key, microbatch, tokens=gemms.tokens)
     _check_packed(gemms, packed, rhs if weight == "lhs" else lhs, noise)
@@ -305,6 +314,17 @@ def _check_packed(gemms: Gemms, packed: Any, x: jax.Array, noise: Noise) -> None
         raise ValueError(
             "dot_general: packed must be what pack_x makes of this x and recipe, got "
             f"{jax.tree.structure(packed)} instead of {jax.tree.structure(expected)}."
+        )
+
+
+def _check_gather(gemms: Gemms) -> None:
+    if gemms.gather is None:
+        return
+    if gemms.weight != "rhs" or gemms.batch or len(gemms.rhs.shape) != 2:
+        raise ValueError(
+            "dot_general: gather must be None unless w is rhs, a matrix, got "
+            f"weight={gemms.weight!r}, {gemms.batch} batch dimensions and w of "
+            f"shape={gemms.rhs.shape}."
         )
 
 

@@ -13,6 +13,7 @@ from jax.sharding import AxisType
 from fp4jax.numerics import Site, blocks
 from fp4jax.ops import native
 from fp4jax.ops.dims import flatten
+from fp4jax.ops.gather import Gather
 from fp4jax.ops.noise import Noise
 from fp4jax.ops.operands import Operand, make_operand
 from fp4jax.ops.residuals import PackedOperand, pack_operand, unpack_operand
@@ -43,6 +44,7 @@ class Gemms:
       out_sharding: of the result.
       lhs: abstract value of lhs: its shape, dtype and sharding.
       rhs: likewise.
+      gather: how w, which is rhs, comes together; None where it lies as products want.
     """
 
     recipe: Recipe
@@ -53,6 +55,7 @@ class Gemms:
     out_sharding: Any
     lhs: Any
     rhs: Any
+    gather: Gather | None = None
 
     @classmethod
     def of_one(cls, operand: jax.Array, recipe: Recipe) -> "Gemms":
@@ -96,7 +99,7 @@ class Gemms:
             dtype=self.rhs.dtype,
             out_sharding=_explicit_sharding(self.rhs),
         )
-        return dlhs, drhs
+        return dlhs, drhs if self.gather is None else self.gather.store(drhs)
 
     def pack(self, x: jax.Array, noise: Noise, amaxes: Amaxes) -> PackedOperand:
         """Returns what the backward pass needs of x, in few bits."""
@@ -213,6 +216,7 @@ class Gemms:
 
     def _multiply(self, a: Operand, b: Operand, *, dtype, out_sharding) -> jax.Array:
         """Contracts one axis of each operand, and applies their tensor scales."""
+        a, b = self._gathered(a), self._gathered(b)
         if self.recipe.compute == "native" and a.blocks and b.blocks:
             y = self._multiply_natively(a, b)
         else:
@@ -223,6 +227,16 @@ class Gemms:
             if operand.tensor_scale is not None:
                 y = y * lax.optimization_barrier(operand.tensor_scale)
         return y.astype(dtype)
+
+    def _gathered(self, operand: Operand) -> Operand:
+        """Returns the operand, of w brought together as codes."""
+        if self.gather is None or operand.site not in (Site.FPROP_W, Site.DGRAD_W):
+            return operand
+        if (quantizer := self.recipe.sites[operand.site]) is not None:
+            return self.gather.operand(operand, quantizer)
+        assert operand.array is not None
+        array = self.gather.cast(operand.array, _COMPUTE[self.recipe.compute])
+        return dataclasses.replace(operand, array=array)
 
     def _emulate(self, a: Operand, b: Operand, out_sharding) -> jax.Array:
         # Blocks of other sizes, or none, may have padded one operand further.
