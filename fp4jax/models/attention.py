@@ -35,10 +35,9 @@ class Attention(nnx.Module):
             init_std=residual_std(config),
             rngs=rngs,
         )
-        self.query_norm = self.key_norm = None
-        if config.qk_norm:
-            self.query_norm = RMSNorm(e, epsilon=config.norm_eps, rngs=rngs)
-            self.key_norm = RMSNorm(e, epsilon=config.norm_eps, rngs=rngs)
+        norm = lambda: RMSNorm(e, epsilon=config.norm_eps, rngs=rngs)
+        self.query_norm = norm() if config.qk_norm else None
+        self.key_norm = norm() if config.qk_norm else None
 
     def __call__(
         self,

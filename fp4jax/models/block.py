@@ -9,6 +9,7 @@ from flax import nnx
 from fp4jax.models.attention import Attention
 from fp4jax.models.config import PARTS, ModelConfig
 from fp4jax.models.layers import make_norm
+from fp4jax.models.mamba2 import Mamba2
 from fp4jax.models.mlp import MLPS
 from fp4jax.recipes import Recipe
 
@@ -50,7 +51,7 @@ class Block(nnx.Module):
 
 
 def _maker(part: str, config: ModelConfig) -> Callable[..., nnx.Module]:
-    makers = {"attention": Attention, "mlp": MLPS[config.mlp]}
+    makers = {"attention": Attention, "mlp": MLPS[config.mlp], "mamba": Mamba2}
     if part not in makers:
         raise NotImplementedError(
             f"Block: parts must be among {', '.join(makers)}, got {part}."

@@ -76,7 +76,7 @@ class MambaConfig:
 
     Attributes:
       num_heads: of the state.
-      head_dim: channels of a head; all heads have num_heads * head_dim.
+      head_dim: channels of a head.
       d_state: numbers that a channel remembers.
       num_groups: of heads; each shares how it writes to and reads from its states.
       d_conv: tokens that the causal convolution sees.
@@ -96,6 +96,16 @@ class MambaConfig:
     def __post_init__(self):
         _check_counts(self, *vars(self))
         _check_multiple(self, "num_heads", "num_groups")
+
+    @property
+    def d_inner(self) -> int:
+        """Channels of all heads."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def d_mixed(self) -> int:
+        """Channels that the convolution mixes: x, and B and C of every group."""
+        return self.d_inner + 2 * self.num_groups * self.d_state
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

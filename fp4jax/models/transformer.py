@@ -13,6 +13,7 @@ from fp4jax.models.attention import document_mask, rope
 from fp4jax.models.block import Block
 from fp4jax.models.config import ModelConfig
 from fp4jax.models.layers import LINEAR_OUTPUT, Embed, Head, make_norm
+from fp4jax.models.mamba2 import count_documents
 from fp4jax.models.runs import Run, find_runs
 from fp4jax.nnx import layers
 from fp4jax.policies import Policy, Schedule
@@ -176,7 +177,10 @@ def _context(
     rotation = None
     if config.rope_theta:
         rotation = rope(positions, head_dim=config.head_dim, theta=config.rope_theta)
-    return {"attention": {"mask": document_mask(segment_ids), "rotation": rotation}}
+    return {
+        "attention": {"mask": document_mask(segment_ids), "rotation": rotation},
+        "mamba": {"documents": count_documents(segment_ids)},
+    }
 
 
 def _apply(

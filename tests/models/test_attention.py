@@ -1,5 +1,7 @@
 """Rotary positions, the mask of documents, and attention against its formula."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,10 +50,14 @@ def test_document_mask():
     np.testing.assert_array_equal(mask, np.array(expected, bool))
 
 
-def test_attention_equals_its_formula():
+@pytest.mark.parametrize("qk_norm", [False, True], ids=["plain", "qk_norm"])
+def test_attention_equals_its_formula(qk_norm):
     sites = ("query", "key", "value", "out")
     all_bf16 = {f"attention/{site}": recipes.bf16() for site in sites}
-    layer = Attention(SMALL, all_bf16, rngs=nnx.Rngs(0))
+    config = dataclasses.replace(SMALL, qk_norm=qk_norm)
+    layer = Attention(config, all_bf16, rngs=nnx.Rngs(0))
+    if qk_norm:
+        layer.query_norm.scale[...] = jnp.linspace(0.5, 2, 16)
     x = jax.random.normal(jax.random.key(1), (2, 8, 32)).astype(jnp.bfloat16)
     segment_ids = jnp.array([[1] * 5 + [2] * 3] * 2)
     rotation = rope(
@@ -62,8 +68,17 @@ def test_attention_equals_its_formula():
     def heads(linear):
         return linear(x).reshape(2, 8, -1, 16)
 
-    query = rotate(heads(layer.query), rotation).astype(jnp.float32)
-    key = rotate(heads(layer.key), rotation).astype(jnp.float32)
+    def normalized(x, scale):
+        x = x.astype(jnp.float32)
+        rms = jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True) + config.norm_eps)
+        return (x / rms * scale).astype(jnp.bfloat16)
+
+    query, key = heads(layer.query), heads(layer.key)
+    if qk_norm:
+        scale = jnp.linspace(0.5, 2, 16)[None, None, None]
+        query, key = normalized(query, scale), normalized(key, 1)
+    query = rotate(query, rotation).astype(jnp.float32)
+    key = rotate(key, rotation).astype(jnp.float32)
     value = heads(layer.value).astype(jnp.float32)
     key, value = (jnp.repeat(a, 2, axis=2) for a in (key, value))
     logits = jnp.einsum("bqhe,bkhe->bhqk", query, key, precision="highest") / 4

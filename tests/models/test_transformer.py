@@ -13,12 +13,21 @@ from flax import nnx
 
 import fp4jax.nnx
 from fp4jax import policies, recipes
-from fp4jax.models import PRESETS, Transformer
+from fp4jax.models import PRESETS, MambaConfig, Transformer
 from fp4jax.nnx import NoiseKey
 from fp4jax.policies import Policy, Rule, Schedule
 from tests.cases import SMALL
 
 CONFIG = dataclasses.replace(SMALL, num_layers=3)
+HYBRID = {
+    "blocks": "M-*",
+    "mlp": "relu2",
+    "norm": "layer",
+    "qk_norm": True,
+    "rope_theta": 0.0,
+    "mamba": MambaConfig(num_heads=4, head_dim=8, d_state=6, chunk=4),
+}
+FAMILIES = pytest.mark.parametrize("family", [{}, HYBRID], ids=["dense", "hybrid"])
 EVERY_POLICY = pytest.mark.parametrize("policy", policies.PRESETS)
 
 
@@ -135,8 +144,9 @@ def test_untied_head_has_parameters_of_its_own():
     assert model(tokens(1, 16)).shape == (1, 16, 64)
 
 
-def test_a_token_sees_no_later_one():
-    model, inputs = build(), tokens(1, 16)
+@FAMILIES
+def test_a_token_sees_no_later_one(family):
+    model, inputs = nnx.jit(build(**family)), tokens(1, 16)
     changed = inputs.copy()
     changed[0, 9] ^= 1
     before, after = model(inputs), model(changed)
@@ -144,8 +154,9 @@ def test_a_token_sees_no_later_one():
     assert (before[0, 9:] != after[0, 9:]).any(axis=-1).all()
 
 
-def test_a_document_does_not_depend_on_its_neighbor():
-    model, inputs = build(), tokens(1, 16)
+@FAMILIES
+def test_a_document_does_not_depend_on_its_neighbor(family):
+    model, inputs = nnx.jit(build(**family)), tokens(1, 16)
     segment_ids = np.array([[1] * 6 + [2] * 10])
     positions = np.array([[*range(6), *range(10)]])
     documents = {"segment_ids": segment_ids, "positions": positions}
@@ -182,12 +193,17 @@ def loss_and_gradient(policy, **changes):
     return jax.jit(jax.value_and_grad(loss), compiler_options=options)(params, 0)
 
 
-def test_scan_and_remat_change_no_bit():
+@pytest.mark.parametrize(
+    "shape",
+    [{"num_layers": 2}, {**HYBRID, "blocks": "M-", "num_layers": 4}],
+    ids=["dense", "hybrid"],
+)
+def test_scan_and_remat_change_no_bit(shape):
     quantized = Rule("blocks/*/mlp/down", recipes.ufp4())
     mixed = lambda _: Policy(recipes.bf16(), (quantized,))
-    reference = loss_and_gradient(mixed, scan_layers=False, remat="full", num_layers=2)
+    reference = loss_and_gradient(mixed, scan_layers=False, remat="full", **shape)
     for remat in ("none", "dots", "full"):
-        ours = loss_and_gradient(mixed, remat=remat, num_layers=2)
+        ours = loss_and_gradient(mixed, remat=remat, **shape)
         jax.tree.map(np.testing.assert_array_equal, ours, reference)
 
 
