@@ -14,6 +14,7 @@ from fp4jax.ops.dot_general import dot_general as dot_general
 from fp4jax.ops.dot_general import pack_w as pack_w
 from fp4jax.ops.dot_general import pack_x as pack_x
 from fp4jax.ops.einsum import einsum as einsum
+from fp4jax.ops.ragged_dot import ragged_dot as ragged_dot
 from fp4jax.summary import summarize as summarize
 from fp4jax.taps import Operands as Operands
 from fp4jax.taps import capture as capture

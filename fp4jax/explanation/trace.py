@@ -95,13 +95,10 @@ class Trace:
 
 
 def _quantized(note: Note, gemms: Gemms, eqn: Any) -> Matmul:
-    lhs, rhs, batch = gemms.lhs.shape, gemms.rhs.shape, gemms.batch
-    m, n = math.prod(lhs[batch:-1]), math.prod(rhs[batch + 1 :])
-    m, n = (n, m) if gemms.weight == "lhs" else (m, n)
-    sizes = (math.prod(lhs[:batch]), m, lhs[-1], n)
+    sizes = batch, _, k, n = gemms.sizes
     if note.path is None:
         return Matmul(_place(eqn), sizes, gemms.recipe, reachable=False)
-    stack = note.stack(sizes[0] * sizes[2] * n)
+    stack = note.stack(batch * k * n)
     return Matmul(note.path, sizes, gemms.recipe, stack)
 
 

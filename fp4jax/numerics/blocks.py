@@ -87,7 +87,10 @@ def amax(x: jax.Array, axes: tuple[int, ...] | None = None) -> jax.Array:
 
 
 def positions(
-    tiling: Tiling, axis: int, start: tuple[jax.Array, jax.Array] | None = None
+    tiling: Tiling,
+    axis: int,
+    start: tuple[jax.Array, jax.Array] | None = None,
+    tokens: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Returns row and column of every element of an array seen as [free, contraction].
 
@@ -99,6 +102,8 @@ def positions(
       axis: the contraction axis.
       start: uint32 row and column of the first element, in an array that has this one
         as a part; None is (0, 0).
+      tokens: uint32 [t, a], of an array whose first two axes hold tokens and the last
+        or `axis` their features, the token at each: its row, or column if `axis` is 1.
 
     Returns:
       (row, column), uint32 arrays that broadcast to `tiling.padded`.
@@ -118,6 +123,9 @@ def positions(
         size = [n if i == dim else 1 for i, n in enumerate(tiling.padded)]
         return lax.broadcasted_iota(jnp.uint32, size, dim)
 
+    if tokens is not None:
+        token = lax.expand_dims(tokens, tuple(range(2, len(shape))))
+        return (index(len(shape) - 1), token) if axis == 1 else (token, index(axis))
     row = jnp.zeros([1] * len(shape), jnp.uint32)
     stride = 1
     for dim in reversed(free):

@@ -19,6 +19,7 @@ from fp4jax.numerics import (
     scaling,
 )
 from fp4jax.numerics.formats import Format
+from fp4jax.numerics.groups import Groups
 from fp4jax.numerics.quantizer import Quantizer
 from fp4jax.numerics.rounding import MSEden, Nearest
 from fp4jax.numerics.sites import Site
@@ -31,7 +32,8 @@ class Blocks:
     Attributes:
       values: float32 members of the grid, axes split by `tiling`.
       scale: float32 members of the scale's format, 1 on the axes inside a block.
-      tensor_scale: float32 scalar that multiplies every scale, or None.
+      tensor_scale: float32 that multiplies every scale, or None: a scalar, or of groups
+        [t, 1, ...], broadcastable to the array.
       signs: float32 signs of the rotation, or None.
       tiling: how the axes were split.
       axis: the contraction axis.
@@ -66,19 +68,33 @@ def quantize_blocks(
     key: jax.Array | None = None,
     amax: jax.Array | None = None,
     start: tuple[jax.Array, jax.Array] | None = None,
+    tokens: jax.Array | None = None,
+    groups: Groups | None = None,
     site: Site = Site.FPROP_X,
 ) -> Blocks:
     """Rotates, scales and rounds `x` in blocks along `axis`; see `quantize`.
 
     Where `x` is a part of an array, `start` says at which row and column of it, and `x`
-    gets the random bits that it has there; it begins with a block.
+    gets the random bits that it has there; it begins with a block. Where `x` is
+    [t, a, f] with tokens from anywhere along its first two axes, `tokens`, uint32
+    [t, a], says which. Entries of the first axis in one of `groups` share a tensor
+    scale, and `amax` is then of shape [groups].
     """
-    _check(x, quantizer, key=key, amax=amax)
+    _check(x, quantizer, key=key, amax=amax, groups=groups)
     axis, other = _checked_axes(x, quantizer, axis=axis, other=other)
     padded = _padded_shape(x.shape, quantizer, axis)
     tiling = _tiling(padded, quantizer, axis=axis, other=other)
     arrays = fp4_quantize(
-        x, key, amax, start, quantizer=quantizer, axis=axis, other=other, site=site
+        x,
+        key,
+        amax,
+        start,
+        tokens,
+        groups,
+        quantizer=quantizer,
+        axis=axis,
+        other=other,
+        site=site,
     )
     return Blocks(*arrays, tiling=tiling, axis=axis)
 
@@ -90,6 +106,8 @@ def fp4_quantize(
     key: jax.Array | None,
     amax: jax.Array | None,
     start: tuple[jax.Array, jax.Array] | None,
+    tokens: jax.Array | None = None,
+    groups: Groups | None = None,
     *,
     quantizer: Quantizer,
     axis: int,
@@ -103,7 +121,11 @@ def fp4_quantize(
     tiling = _tiling(x.shape, quantizer, axis=axis, other=other)
     x = tiling.split(x.astype(jnp.float32))
     block_amax = blocks.amax(x, tiling.inside)
-    factor, tensor_amax, tensor_scale = _tensor_level(block_amax, amax, quantizer)
+    factor, tensor_amax, tensor_scale = _tensor_level(
+        block_amax, amax, quantizer, groups
+    )
+    if tensor_scale is not None and tensor_scale.ndim:
+        tensor_scale = lax.squeeze(tensor_scale, tiling.inside)
     if quantizer.scale.candidates is not None:
         assert factor is not None and tensor_amax is not None
         values, scale = _best_candidate(
@@ -123,14 +145,13 @@ def fp4_quantize(
     assert key is not None
     words = random_bits.key_words(key, site.rounding_stream)
     if quantizer.is_stochastic:
-        bits = random_bits.uniform16(words, *blocks.positions(tiling, axis, start))
+        positions = blocks.positions(tiling, axis, start, tokens)
+        bits = random_bits.uniform16(words, *positions)
         values = _signed(t, quantizer.grid, tiling.split(bits))
         return values, scale, tensor_scale, signs
     assert isinstance(quantizer.rounding, MSEden)
     values = _signed(t, quantizer.grid)
-    if start is not None:
-        start = start[0], start[1] // quantizer.block_size
-    of_blocks = blocks.positions(blocks.Tiling(scale.shape, {}), axis, start)
+    of_blocks = _block_positions(scale.shape, quantizer, axis, start, tokens)
     scale = eden.corrected_scales(
         scale,
         t,
@@ -173,14 +194,40 @@ def _padded_and_rotated(
     return hadamard.rotate(x, signs, axis), signs
 
 
-def _tensor_level(block_amax: jax.Array, amax: jax.Array | None, quantizer: Quantizer):
-    """Returns s_enc, the amax that it is made of, and what multiplies every scale."""
+def _block_positions(
+    shape: tuple[int, ...],
+    quantizer: Quantizer,
+    axis: int,
+    start: tuple[jax.Array, jax.Array] | None,
+    tokens: jax.Array | None,
+) -> tuple[jax.Array, jax.Array]:
+    """Returns row and column of the blocks of an array in which blocks are counted."""
+    size = quantizer.block_size
+    if start is not None:
+        start = start[0], start[1] // size
+    if tokens is not None and axis == 1:
+        tokens = tokens[:, ::size] // size
+    return blocks.positions(blocks.Tiling(shape, {}), axis, start, tokens)
+
+
+def _tensor_level(
+    block_amax: jax.Array,
+    amax: jax.Array | None,
+    quantizer: Quantizer,
+    groups: Groups | None,
+):
+    """Returns s_enc, the amax that it is made of, and what multiplies every scale.
+
+    They are scalars, or of groups [t, 1, ...], one entry for each of the first axis.
+    """
     if quantizer.tensor_scale is None:
         prescale = quantizer.scale.prescale
         return None, None, None if prescale is None else jnp.float32(1 / prescale)
     if amax is None:
-        amax = blocks.amax(block_amax)
+        amax = (blocks if groups is None else groups).amax(block_amax)
     amax = jnp.asarray(amax, jnp.float32)
+    if groups is not None:
+        amax = groups.spread(amax, block_amax.ndim)
     # A padded scale leaves the tensor's level alone; MS-EDEN's headroom is of both.
     g_max = quantizer.grid.max
     if isinstance(quantizer.rounding, MSEden):
@@ -231,6 +278,7 @@ def _check(
     *,
     key: jax.Array | None,
     amax: jax.Array | None,
+    groups: Groups | None,
 ) -> None:
     """Raises where an argument cannot be honoured."""
     checks.check_float(x, "quantize", name="x")
@@ -250,9 +298,11 @@ def _check(
             "quantize: amax must be None unless the quantizer has a tensor scale, got "
             f"amax={amax}."
         )
-    if amax is not None and jnp.shape(amax) != ():
+    shape = () if groups is None else (groups.count,)
+    if amax is not None and jnp.shape(amax) != shape:
+        expected = "a scalar" if groups is None else f"of shape {shape}"
         raise ValueError(
-            f"quantize: amax must be a scalar, got shape={jnp.shape(amax)}."
+            f"quantize: amax must be {expected}, got shape={jnp.shape(amax)}."
         )
 
 

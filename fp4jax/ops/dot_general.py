@@ -7,8 +7,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fp4jax.numerics import Site, checks
-from fp4jax.ops import native
+from fp4jax.numerics import Site
+from fp4jax.ops.arguments import (
+    check_held,
+    check_none,
+    check_operands,
+    check_recipe,
+)
 from fp4jax.ops.dims import DimensionNumbers, Dims
 from fp4jax.ops.gather import Gather
 from fp4jax.ops.gemms import NO_AMAXES, Gemms
@@ -114,7 +119,8 @@ def dot_general(
         out_sharding=out_sharding,
     )
     if recipe is None:
-        _check_none(
+        check_none(
+            "dot_general",
             held=held,
             step=step,
             microbatch=microbatch,
@@ -124,11 +130,11 @@ def dot_general(
         )
         return lax_dot(lhs, rhs)
     lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
-    _check_recipe(recipe, "dot_general")
-    _check(recipe, key, "dot_general", lhs=lhs, rhs=rhs)
+    check_recipe(recipe, "dot_general")
+    check_operands(recipe, key, "dot_general", lhs=lhs, rhs=rhs)
     if key is None and recipe.draws(Site.FPROP_X, Site.FPROP_W):
         raise ValueError(NO_KEY.format("for the forward pass of"))
-    _check_held(recipe, held, step)
+    check_held(recipe, held, step)
     if recipe.compute == "native" and (precision, out_sharding) != (None, None):
         raise ValueError(
             "dot_general: precision and out_sharding must be None with "
@@ -189,14 +195,14 @@ def pack_x(
       >>> pack_x(jnp.ones((32, 64), jnp.bfloat16), recipe=recipe).codes.shape
       (16, 64)
     """
-    _check_recipe(recipe, "pack_x")
+    check_recipe(recipe, "pack_x")
     if recipe.residuals != "packed" or recipe.every[0] is not None:
         raise ValueError(
             "pack_x: recipe must have residuals='packed' and no held amax of x, got "
             f"residuals={recipe.residuals!r}, every={recipe.every}."
         )
     x = jnp.asarray(x)
-    _check(recipe, key, "pack_x", x=x)
+    check_operands(recipe, key, "pack_x", x=x)
     gemms = Gemms.of_one(x, recipe)
     check_microbatch(microbatch, recipe, tokens=gemms.tokens, batch=0)
     noise = Noise.of(key, microbatch, tokens=gemms.tokens)
@@ -236,69 +242,14 @@ def pack_w(
       (4, 8)
     """
     w = jnp.asarray(w)
-    _check_recipe(recipe, "pack_w")
-    _check(recipe, key, "pack_w", w=w)
-    _check_held(recipe, held, step)
+    check_recipe(recipe, "pack_w")
+    check_operands(recipe, key, "pack_w", w=w)
+    check_held(recipe, held, step)
     if key is None and recipe.draws(Site.FPROP_W, Site.DGRAD_W):
         raise ValueError(NO_KEY.format("to quantize the weight of"))
     step = None if step is None else jnp.asarray(step, jnp.int32)
     w, held = lax.stop_gradient((w, held))
     return pack_weight(Gemms.of_one(w, recipe), w, Noise(key), held, step)
-
-
-def _check_none(**arguments: Any) -> None:
-    """Raises for arguments that a product without a recipe would drop."""
-    if given := [name for name, value in arguments.items() if value is not None]:
-        raise ValueError(
-            f"dot_general: {', '.join(arguments)} must be None with recipe=None, which "
-            f"quantizes nothing, got {', '.join(given)}. Leave them out, or pass a "
-            "recipe."
-        )
-
-
-def _check_recipe(recipe: Any, caller: str) -> None:
-    if not isinstance(recipe, Recipe):
-        raise TypeError(f"{caller}: recipe must be a Recipe, got {recipe!r}.")
-
-
-def _check(recipe: Recipe, key: Any, caller: str, **operands: jax.Array) -> None:
-    for name, x in operands.items():
-        checks.check_float(x, caller, name=name)
-    checks.check_key(key, caller)
-    if recipe.compute == "native":
-        native.check_device()
-
-
-def _check_held(recipe: Recipe, held: Any, step: Any) -> None:
-    if held is None:
-        if step is not None:
-            raise ValueError(
-                "dot_general: step must be None without held, the amaxes that it says "
-                f"when to sample, got step={step!r}. Pass held, or leave step out."
-            )
-        return
-    if not recipe.holds:
-        raise ValueError(
-            "dot_general: held must be None for a recipe without held tensor scales, "
-            f"got held of shape={jnp.shape(held)}. It is the state of another recipe."
-        )
-    shape, dtype = getattr(held, "shape", None), getattr(held, "dtype", None)
-    if shape != (3,) or not (dtype == jnp.float32 or _adds_by_maximum(dtype)):
-        raise ValueError(
-            "dot_general: held must be float32[3], the amaxes of x, w and dy, or that "
-            f"in Flax's dtype fp32_max_grad, got {type(held).__name__} of "
-            f"shape={shape}, dtype={dtype}."
-        )
-    if step is not None and (
-        jnp.shape(step) != () or not jnp.issubdtype(jnp.result_type(step), jnp.integer)
-    ):
-        raise ValueError(f"dot_general: step must be one integer, got step={step!r}.")
-
-
-def _adds_by_maximum(dtype: Any) -> bool:
-    """Returns whether a dtype is Flax's, or another that converts to float32."""
-    extended, keys = jax.dtypes.extended, jax.dtypes.prng_key
-    return jnp.issubdtype(dtype, extended) and not jnp.issubdtype(dtype, keys)
 
 
 def _check_packed(gemms: Gemms, packed: Any, x: jax.Array, noise: Noise) -> None:

@@ -11,6 +11,7 @@ from jax import lax
 from jax.sharding import AxisType
 
 from fp4jax.numerics import Site, blocks
+from fp4jax.numerics.groups import Groups
 from fp4jax.ops import native
 from fp4jax.ops.dims import flatten
 from fp4jax.ops.gather import Gather
@@ -130,6 +131,14 @@ class Gemms:
         return packed, pack_operand(dgrad, of_dgrad)
 
     @property
+    def sizes(self) -> tuple[int, int | None, int, int]:
+        """Batch, tokens m or None where their number is data, features k and n."""
+        lhs, rhs = self.lhs.shape, self.rhs.shape
+        m, n = math.prod(lhs[self.batch : -1]), math.prod(rhs[self.batch + 1 :])
+        m, n = (n, m) if self.weight == "lhs" else (m, n)
+        return math.prod(lhs[: self.batch]), m, lhs[-1], n
+
+    @property
     def tokens(self) -> int:
         """Rows of x in each element of the batch dimensions."""
         if self.x_position == "lhs":
@@ -153,7 +162,13 @@ class Gemms:
             site=site,
             noise=noise,
             amax=amaxes[site.operand] if holds else None,
+            groups=self._groups(site),
         )
+
+    def _groups(self, site: Site) -> Groups | None:
+        """Returns the groups of an operand that have a tensor scale each."""
+        del site
+        return None
 
     def _fprop_operand(self, x, position: Position, noise, amaxes: Amaxes) -> Operand:
         if isinstance(x, PackedOperand):
@@ -225,7 +240,7 @@ class Gemms:
         # The barrier keeps a compiler from moving a constant one to the end.
         for operand in sorted((a, b), key=lambda operand: operand.site):
             if operand.tensor_scale is not None:
-                y = y * lax.optimization_barrier(operand.tensor_scale)
+                y = y * lax.optimization_barrier(self._scale_of_result(operand))
         return y.astype(dtype)
 
     def _gathered(self, operand: Operand) -> Operand:
@@ -238,23 +253,35 @@ class Gemms:
         array = self.gather.cast(operand.array, _COMPUTE[self.recipe.compute])
         return dataclasses.replace(operand, array=array)
 
+    def _scale_of_result(self, operand: Operand) -> jax.Array:
+        """Returns the tensor scale of an operand as the product is multiplied by it."""
+        assert operand.tensor_scale is not None
+        return operand.tensor_scale
+
     def _emulate(self, a: Operand, b: Operand, out_sharding) -> jax.Array:
+        batch = tuple(range(self.batch))
+        return _float32_sums(
+            *self._arrays(a, b),
+            dimension_numbers=(((a.axis,), (b.axis,)), (batch, batch)),
+            precision=self._precision,
+            out_sharding=out_sharding,
+        )
+
+    def _arrays(self, a: Operand, b: Operand) -> tuple[jax.Array, jax.Array]:
+        """Returns the arrays of two operands, of one size where they are contracted."""
         # Blocks of other sizes, or none, may have padded one operand further.
         k = max(a.shape[a.axis], b.shape[b.axis], 1)
-        arrays = (
+        first, second = (
             blocks.pad_to_multiple(x.values(_COMPUTE[self.recipe.compute]), {x.axis: k})
             for x in (a, b)
         )
-        batch = tuple(range(self.batch))
-        precision = self.precision
-        if precision is None and self.recipe.compute == "f32":
-            precision = lax.Precision.HIGHEST
-        return _float32_sums(
-            *arrays,
-            dimension_numbers=(((a.axis,), (b.axis,)), (batch, batch)),
-            precision=precision,
-            out_sharding=out_sharding,
-        )
+        return first, second
+
+    @property
+    def _precision(self) -> Any:
+        if self.precision is None and self.recipe.compute == "f32":
+            return lax.Precision.HIGHEST
+        return self.precision
 
     def _multiply_natively(self, a: Operand, b: Operand) -> jax.Array:
         quantizers = self.recipe.sites[a.site], self.recipe.sites[b.site]

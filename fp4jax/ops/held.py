@@ -10,10 +10,16 @@ import jax.numpy as jnp
 from jax import lax
 
 from fp4jax.numerics import blocks
+from fp4jax.numerics.groups import Groups
 
 
 def sample(
-    x: jax.Array, held: jax.Array, *, every: int, step: jax.Array | None
+    x: jax.Array,
+    held: jax.Array,
+    *,
+    every: int,
+    step: jax.Array | None,
+    groups: Groups | None = None,
 ) -> jax.Array:
     """Returns the amax of `x` where it is due, otherwise the one held.
 
@@ -24,15 +30,21 @@ def sample(
     amax each have one each.
 
     Args:
-      x: the operand, of any shape.
-      held: float32 [].
+      x: the operand, of any shape; where its parts have amaxes each, [e, ...], or in
+        the order of groups.
+      held: float32 [], or [e].
       every: the period.
       step: int32 [], or None to sample at first use only.
+      groups: which of the e each entry of x belongs to.
     """
     due = held == 0
     if step is not None:
         due |= step % every == 0
-    return _sample(x, held, due)
+    if groups is None:
+        return _sample(x, held, due)
+    held = _no_vmap(held, x)
+    read = lambda: jnp.where(due, groups.amax(x), held)
+    return lax.cond(jnp.any(due), read, lambda: held)
 
 
 @jax.custom_batching.custom_vmap
@@ -56,3 +68,17 @@ def _sample_lanes(axis_size: int, in_batched: list[bool], x, held, due):
         for a, batched in zip((x, held, due), in_batched, strict=True)
     )
     return _sample(*lanes), True
+
+
+@jax.custom_batching.custom_vmap
+def _no_vmap(held: jax.Array, x: jax.Array) -> jax.Array:
+    del x
+    return held
+
+
+@_no_vmap.def_vmap
+def _no_vmap_rule(*_):
+    raise NotImplementedError(
+        "ragged_dot: held must be None under jax.vmap, whose lanes would add their "
+        "amaxes, got both. Call it once for all groups of all lanes."
+    )

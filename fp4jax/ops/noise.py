@@ -1,9 +1,11 @@
 """What the random numbers of a call depend on: its key, and where its tokens stand.
 
 A batch that is processed in n parts of m tokens draws what it would draw as a whole:
-the bits of token t of part i are those of row i m + t.
+the bits of token t of part i are those of row i m + t. Tokens that are grouped in tiles
+draw what they would draw at the positions that they come from.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -21,10 +23,12 @@ class Noise(NamedTuple):
     Attributes:
       key: of the call, or None.
       first_token: uint32 [], the index of its first token in a larger batch, or None.
+      positions: uint32 [t, a], the index of every token, where x is [t, a, k], or None.
     """
 
     key: jax.Array | None = None
     first_token: jax.Array | None = None
+    positions: jax.Array | None = None
 
     @classmethod
     def of(cls, key: Any, microbatch: Any, *, tokens: int) -> "Noise":
@@ -39,6 +43,16 @@ class Noise(NamedTuple):
             return None
         start = self.first_token, jnp.uint32(0)
         return start[::-1] if site in _WGRAD else start
+
+    def tokens(self, site: Site) -> jax.Array | None:
+        """Returns the positions of the tokens of an operand that has any."""
+        return None if site.operand == 1 else self.positions
+
+
+def token_multiple(recipe: Recipe) -> int:
+    """Returns of how many tokens whole blocks and rotations of every operand are."""
+    sites = [site for site in Site if site.operand != 1]
+    return math.lcm(*(_token_multiple(recipe, site) for site in sites))
 
 
 def check_microbatch(
@@ -60,14 +74,13 @@ def check_microbatch(
             "dot_general: microbatch must be one integer, got "
             f"microbatch={microbatch!r} (shape={shape}, dtype={dtype})."
         )
-    sites = [site for site in Site if site.operand != 1]
-    if batch and recipe.draws(*sites):
+    if batch and recipe.draws(*(site for site in Site if site.operand != 1)):
         raise ValueError(
             "dot_general: microbatch must be None where a recipe draws and there are "
             f"batch dimensions, got {batch} of them: whether these or the free ones "
             "were divided does not show."
         )
-    multiple = max(_token_multiple(recipe, site) for site in sites)
+    multiple = token_multiple(recipe)
     if not batch and tokens % multiple:
         raise ValueError(
             "dot_general: the tokens of a microbatch must be a multiple of "

@@ -6,6 +6,7 @@ import jax
 
 from fp4jax.numerics import Quantizer, Site, exact
 from fp4jax.numerics.blockwise import Blocks, quantize_blocks
+from fp4jax.numerics.groups import Groups
 from fp4jax.ops.dims import flatten
 from fp4jax.ops.noise import Noise
 
@@ -20,7 +21,8 @@ class Operand:
       site: which of the six it is.
       blocks: the quantized array; of square blocks the free axes are one.
       array: what is multiplied where there are no blocks.
-      tensor_scale: the float32 scalar that is left to multiply the result, or None.
+      tensor_scale: float32, what is left to multiply the result, or None: a scalar, or
+        one for each entry of the first axis, [t, 1, ...].
     """
 
     shape: tuple[int, ...]
@@ -58,6 +60,7 @@ def make_operand(
     site: Site,
     noise: Noise,
     amax: jax.Array | None = None,
+    groups: Groups | None = None,
 ) -> Operand:
     """Quantizes an array whose first `batch` axes are never blocked together.
 
@@ -68,7 +71,8 @@ def make_operand(
       batch: number of batch axes.
       site: which stream of the key to draw from.
       noise: of the call.
-      amax: float32 [], of the tensor, where it is held.
+      amax: float32 [], of the tensor, where it is held; of groups [groups].
+      groups: of the first axis, whose tensor scales differ.
     """
     if quantizer is None:
         return Operand(x.shape, axis, site, array=x)
@@ -89,6 +93,8 @@ def make_operand(
         key=noise.key,
         amax=amax,
         start=noise.start(site) if quantizer.draws else None,
+        tokens=noise.tokens(site) if quantizer.draws else None,
+        groups=None if quantizer.tensor_scale is None else groups,
         site=site,
     )
     shape[axis] = blocks.tiling.shape[contraction]

@@ -1,12 +1,15 @@
 """The differentiation of a quantized product: what is saved, and what comes back."""
 
+import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fp4jax.numerics.groups import Groups
 from fp4jax.ops.gemms import Amaxes, Gemms
+from fp4jax.ops.grouped_gemms import GroupedGemms
 from fp4jax.ops.held import sample
 from fp4jax.ops.noise import Noise
 from fp4jax.ops.residuals import PackedOperand, PackedWeight
@@ -20,14 +23,18 @@ NO_KEY = (
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def fp4_dot(gemms: Gemms, lhs, rhs, noise, held, step, packed, packed_w) -> jax.Array:
-    """Computes `dot_general` on canonical operands; programs name it so."""
+def fp4_dot(
+    gemms: Gemms, lhs, rhs, noise, held, step, packed, packed_w, groups=None
+) -> jax.Array:
+    """Computes a product on canonical operands; programs name it so."""
     del step, packed  # a pass that is not differentiated samples nothing, saves nothing
+    gemms = _with_groups(gemms, groups)
     amaxes = _amaxes(gemms, lhs, rhs, held, None, packed_w)
     return gemms.forward(lhs, _fprop_w(rhs, packed_w), noise, amaxes)
 
 
-def _fp4_dot_fwd(gemms: Gemms, lhs, rhs, noise, held, step, packed, packed_w):
+def _fp4_dot_fwd(gemms: Gemms, lhs, rhs, noise, held, step, packed, packed_w, groups):
+    gemms = _with_groups(gemms, groups)
     if noise.key is None and gemms.recipe.draws():
         raise ValueError(NO_KEY.format("to differentiate"))
     lhs, rhs = _first_order_only(lhs), _first_order_only(rhs)
@@ -39,11 +46,12 @@ def _fp4_dot_fwd(gemms: Gemms, lhs, rhs, noise, held, step, packed, packed_w):
     if packed_w is not None:
         w = _dgrad_w(gemms, w, packed_w)
     lhs, rhs = (x, w) if gemms.x_position == "lhs" else (w, x)
-    return y, (lhs, rhs, noise, held, step, amaxes)
+    return y, (lhs, rhs, noise, held, step, amaxes, groups)
 
 
 def _fp4_dot_bwd(gemms: Gemms, residuals, g: jax.Array):
-    lhs, rhs, noise, held, step, (x_amax, w_amax, _) = residuals
+    lhs, rhs, noise, held, step, (x_amax, w_amax, _), groups = residuals
+    gemms = _with_groups(gemms, groups)
     g = _first_order_only(g)
     lhs, rhs = (
         x if isinstance(x, PackedOperand) else _first_order_only(x) for x in (lhs, rhs)
@@ -51,7 +59,7 @@ def _fp4_dot_bwd(gemms: Gemms, residuals, g: jax.Array):
     dy_amax = _amax(gemms, 2, g, held, step)
     amaxes = (x_amax, w_amax, dy_amax)
     dlhs, drhs = gemms.backward(lhs, rhs, g, noise, amaxes)
-    return dlhs, drhs, None, _new_state(held, amaxes), None, None, None
+    return dlhs, drhs, None, _new_state(held, amaxes), None, None, None, None
 
 
 fp4_dot.defvjp(_fp4_dot_fwd, _fp4_dot_bwd)
@@ -62,6 +70,13 @@ def pack_weight(gemms: Gemms, w, noise: Noise, held, step) -> PackedWeight:
     amax = _amax(gemms, 1, w, held, step)
     fprop, dgrad = gemms.pack_w(w, noise, (None, amax, None))
     return PackedWeight(fprop, dgrad, amax, shape=w.shape, dtype=w.dtype)
+
+
+def _with_groups(gemms: Gemms, groups: Groups | None) -> Gemms:
+    """Gives products of groups, whose place is data, what is not static about them."""
+    if not isinstance(gemms, GroupedGemms):
+        return gemms
+    return dataclasses.replace(gemms, groups=groups)
 
 
 def _fprop_w(w: jax.Array, packed: PackedWeight | None) -> jax.Array | PackedOperand:
@@ -90,7 +105,10 @@ def _amax(gemms: Gemms, operand: int, x, held, step) -> jax.Array | None:
     every = gemms.recipe.every[operand]
     if held is None or every is None:
         return None
-    return sample(x, _float32(held)[operand], every=every, step=step)
+    groups = gemms.groups if isinstance(gemms, GroupedGemms) and operand != 1 else None
+    return sample(
+        x, _float32(held)[..., operand], every=every, step=step, groups=groups
+    )
 
 
 def _new_state(held: jax.Array | None, amaxes: Amaxes) -> jax.Array | None:
@@ -98,7 +116,8 @@ def _new_state(held: jax.Array | None, amaxes: Amaxes) -> jax.Array | None:
     if held is None:
         return None
     old = _float32(held)
-    new = jnp.stack([old[i] if a is None else a for i, a in enumerate(amaxes)])
+    new = (old[..., i] if a is None else a for i, a in enumerate(amaxes))
+    new = jnp.stack([*new], axis=-1)
     new = jnp.where(jnp.isfinite(new), new, old)
     return lax.convert_element_type(new, held.dtype)
 

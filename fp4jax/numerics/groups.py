@@ -1,0 +1,51 @@
+"""Groups: parts of one array that have a tensor scale each."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fp4jax.numerics import blocks, exact
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Groups:
+    """Which entries of an array's first axis have their tensor scale in common.
+
+    Attributes:
+      of: int32 [t], the group of each entry; None where each is one of its own.
+      count: number of groups e.
+      axes: mesh axes of the enclosing `jax.shard_map` over which groups are spread.
+    """
+
+    of: jax.Array | None
+    count: int = dataclasses.field(metadata={"static": True})
+    axes: tuple[str, ...] = dataclasses.field(default=(), metadata={"static": True})
+
+    def amax(self, x: jax.Array) -> jax.Array:
+        """Returns max |x| of each group of x [t, ...], float32 [e].
+
+        0 of a group without entries, NaN where any element is.
+        """
+        amax = self.collect(blocks.amax(x, tuple(range(1, x.ndim))).reshape(-1))
+        if not self.axes:
+            return amax
+        return exact.float_of(lax.pmax(exact.bits_of(amax), self.axes))
+
+    def collect(self, values: jax.Array) -> jax.Array:
+        """Returns the largest of the entries here of each group, [e] of [t].
+
+        Of float32 magnitudes, compared as integers: NaN is above all others.
+        """
+        if self.of is None:
+            return values
+        zeros = jnp.zeros(self.count, jnp.int32)
+        return exact.float_of(zeros.at[self.of].max(exact.magnitude_bits_of(values)))
+
+    def spread(self, values: jax.Array, ndim: int) -> jax.Array:
+        """Returns the values [e] of the groups at their entries, [t, 1, ...]."""
+        if self.of is not None:
+            values = values[self.of]
+        return lax.expand_dims(values, tuple(range(1, ndim)))

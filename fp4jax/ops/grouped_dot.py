@@ -1,0 +1,105 @@
+"""The product of tiles of tokens, each by the weight of its group, quantized."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fp4jax.numerics import Site
+from fp4jax.numerics.groups import Groups
+from fp4jax.ops.arguments import check_held, check_operands, check_recipe
+from fp4jax.ops.grouped_gemms import GroupedGemms
+from fp4jax.ops.noise import Noise
+from fp4jax.ops.observer import observed
+from fp4jax.ops.residuals import PackedWeight
+from fp4jax.ops.vjp import NO_KEY, fp4_dot, pack_weight
+from fp4jax.recipes import Recipe
+
+
+def grouped_dot(
+    x: jax.Array,
+    w: jax.Array,
+    groups: Groups,
+    *,
+    recipe: Recipe,
+    key: jax.Array | None = None,
+    positions: jax.Array | None = None,
+    held: jax.Array | None = None,
+    step: jax.Array | int | None = None,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    packed_w: PackedWeight | None = None,
+) -> jax.Array:
+    """Computes `fp4jax.ragged_dot` of rows that are laid out in tiles already.
+
+    y_t = Q(x_t) Q(w_{of t})
+
+    A tile is whole blocks of rows, `tile_rows` of them or a multiple, with zeros where
+    it has fewer.
+
+    Args:
+      x: [t, a, k].
+      w: [e, k, n].
+      groups: of the tiles, with the mesh axes over which they are spread.
+      recipe: as for `fp4jax.ragged_dot`.
+      key: likewise.
+      positions: uint32 [t, a], whose random bits each row gets.
+      held: as for `fp4jax.ragged_dot`.
+      step: likewise.
+      precision: likewise.
+      preferred_element_type: likewise.
+      packed_w: from `pack_experts`.
+
+    Returns:
+      [t, a, n].
+    """
+    caller = "ragged_dot"
+    check_recipe(recipe, caller)
+    check_operands(recipe, key, caller, x=x, w=w)
+    if recipe.compute == "native":
+        raise NotImplementedError(
+            "ragged_dot: recipe.compute must be 'bf16' or 'f32', got 'native'. No "
+            "grouped GEMM of FP4 tensor cores exists: use compute='bf16'."
+        )
+    if key is None and recipe.draws(Site.FPROP_X, Site.FPROP_W):
+        raise ValueError(NO_KEY.format("for the forward pass of"))
+    check_held(recipe, held, step, caller=caller, groups=groups.count)
+    product = lambda x, w: lax.dot(
+        x[0], w[0], preferred_element_type=preferred_element_type
+    )
+    dtype = jax.eval_shape(product, x, w).dtype  # checks the dimensions as lax does
+    gemms = GroupedGemms(
+        recipe, 1, "rhs", precision, dtype, None, jax.typeof(x), jax.typeof(w)
+    )
+    noise = Noise(key, positions=positions)
+    step = None if step is None else jnp.asarray(step, jnp.int32)
+    with observed(gemms):
+        return fp4_dot(gemms, x, w, noise, held, step, None, packed_w, groups)
+
+
+def pack_experts(
+    w: jax.Array,
+    *,
+    recipe: Recipe,
+    key: jax.Array | None = None,
+    held: jax.Array | None = None,
+    step: jax.Array | int | None = None,
+) -> PackedWeight:
+    """Quantizes the weights of all groups once, for `packed_w` of `grouped_dot`.
+
+    Args:
+      w: [e, k, n].
+      recipe: of the calls.
+      key: of the calls; needed where a site of w draws.
+      held: of the calls.
+      step: of the calls.
+    """
+    check_recipe(recipe, "pack_experts")
+    check_operands(recipe, key, "pack_experts", w=w)
+    check_held(recipe, held, step, caller="pack_experts", groups=w.shape[0])
+    if key is None and recipe.draws(Site.FPROP_W, Site.DGRAD_W):
+        raise ValueError(NO_KEY.format("to quantize the weights of"))
+    step = None if step is None else jnp.asarray(step, jnp.int32)
+    w, held = lax.stop_gradient((w, held))
+    return pack_weight(GroupedGemms.of_one(w, recipe), w, Noise(key), held, step)

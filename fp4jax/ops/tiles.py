@@ -1,0 +1,92 @@
+"""Tiles: rows of several groups, laid out so that no block has rows of two."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+
+from fp4jax.numerics.groups import Groups
+from fp4jax.ops.noise import token_multiple
+from fp4jax.recipes import Recipe
+
+# The fewest rows of a tile: a GEMM takes them for the price of one.
+_ROWS = 16
+# Where the positions of rows that only fill a tile begin.
+_FILLING = 2**31
+
+
+def tile_rows(recipe: Recipe) -> int:
+    """Returns the rows of a tile: whole blocks and rotations of every operand."""
+    return math.lcm(token_multiple(recipe), _ROWS)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Tiles:
+    """Where rows [m] stand in tiles [t, a].
+
+    Attributes:
+      of_row: int32 [m], the place of each row among the t a; beyond them of none.
+      of: int32 [t], the group of each tile; tiles that no row needs are the last's.
+      count: number of groups.
+      rows: of a tile, a.
+    """
+
+    of_row: jax.Array
+    of: jax.Array
+    count: int = dataclasses.field(metadata={"static": True})
+    rows: int = dataclasses.field(metadata={"static": True})
+
+    @classmethod
+    def of_sizes(cls, sizes: jax.Array, num_rows: int, *, rows: int) -> "Tiles":
+        """Returns those of consecutive groups; rows beyond the last have no place.
+
+        tiles of group i = ceil(size_i / a),  t = floor((m + min(e, m) (a - 1)) / a)
+
+        Args:
+          sizes: int32 [e], rows of each group.
+          num_rows: m, at least the sum of the sizes.
+          rows: a, of a tile.
+        """
+        count = sizes.shape[0]
+        num_tiles = max(1, (num_rows + min(count, num_rows) * (rows - 1)) // rows)
+        ends = jnp.cumsum(sizes)
+        tile_ends = jnp.cumsum((sizes + (rows - 1)) // rows)
+        row, tile = (jnp.arange(n, dtype=jnp.int32) for n in (num_rows, num_tiles))
+        group = jnp.searchsorted(ends, row, side="right")
+        # A row moves on by what the groups before its own have filled their tiles with.
+        filled = jnp.concatenate([jnp.zeros(1, jnp.int32), tile_ends * rows - ends])
+        place = row + jnp.where(group < count, filled[group], num_tiles * rows)
+        of = jnp.searchsorted(tile_ends, tile, side="right")
+        of = jnp.minimum(of, count - 1).astype(jnp.int32)
+        return cls(place.astype(jnp.int32), of, count, rows)
+
+    @property
+    def groups(self) -> Groups:
+        """The groups of the tiles."""
+        return Groups(self.of, self.count)
+
+    def gather(self, x: jax.Array) -> jax.Array:
+        """Lays rows [m, ...] out in tiles [t, a, ...], zeros between them."""
+        places = self.of.shape[0] * self.rows
+        tiles = jnp.zeros((places, *x.shape[1:]), x.dtype)
+        tiles = tiles.at[self.of_row].set(x, mode="drop", unique_indices=True)
+        return tiles.reshape(-1, self.rows, *x.shape[1:])
+
+    def scatter(self, y: jax.Array) -> jax.Array:
+        """Returns the rows [m, ...] of tiles [t, a, ...]; zeros of rows without one."""
+        y = y.reshape(-1, *y.shape[2:])
+        return y.at[self.of_row].get(mode="fill", fill_value=0, unique_indices=True)
+
+    def positions(self, of_rows: jax.Array) -> jax.Array:
+        """Returns uint32 [t, a], whose random bits each place gets, of those of rows.
+
+        Places without a row, which a rotation fills, get some that no row has.
+        """
+        places = self.of.shape[0] * self.rows
+        filling = jnp.arange(places, dtype=jnp.uint32) | jnp.uint32(_FILLING)
+        positions = filling.at[self.of_row].set(
+            of_rows, mode="drop", unique_indices=True
+        )
+        return positions.reshape(-1, self.rows)
