@@ -21,6 +21,7 @@ STRICT_DTYPES = ("numerics", "ops")
 BREADTH = (
     r"experiments/test_evaluate.*questions_and",
     r"experiments/test_pretrain.*share_the_compiled",
+    r"experiments/test_families.*policy_trains",
     r"experiments/test_processes.*onto_eight",
     r"linen/test_inject.*(anew|inside_another|remat_ch|module_is_as|are_named)",
     r"linen/test_state.*(no_jit|of_flax|scan_that_sh|pass_through|where_they_add)",

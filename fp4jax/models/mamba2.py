@@ -72,18 +72,12 @@ class Mamba2(nnx.Module):
         mixed = jax.nn.silu(self.conv(mixed, documents=documents))
         parts = (inner, inner + shape.num_groups * shape.d_state)
         x, b, c = jnp.split(mixed.astype(ACTIVATION_DTYPE), parts, axis=-1)
-        heads = (*u.shape[:2], shape.num_heads, shape.head_dim)
-        groups = (*u.shape[:2], shape.num_groups, shape.d_state)
-        x = x.reshape(heads)
-        y = ssd(
-            x,
-            jax.nn.softplus(dt.astype(jnp.float32) + self.dt_bias[...][None, None]),
-            -jnp.exp(self.a_log[...]),
-            b.reshape(groups),
-            c.reshape(groups),
-            documents=documents,
-            chunk=shape.chunk,
-        )
+        by_head = (*u.shape[:2], shape.num_heads, shape.head_dim)
+        by_group = (*u.shape[:2], shape.num_groups, shape.d_state)
+        x, b, c = x.reshape(by_head), b.reshape(by_group), c.reshape(by_group)
+        dt = jax.nn.softplus(dt.astype(jnp.float32) + self.dt_bias[...][None, None])
+        a = -jnp.exp(self.a_log[...])
+        y = ssd(x, dt, a, b, c, documents=documents, chunk=shape.chunk)
         y += self.skip[...][None, None, :, None] * x  # [b, t, h, p] float32
         y = y.reshape(z.shape) * jax.nn.silu(z.astype(jnp.float32))
         return self.output(self.norm(y).astype(ACTIVATION_DTYPE))

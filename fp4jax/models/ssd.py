@@ -9,7 +9,7 @@ References: Dao & Gu, Transformers are SSMs, 2024, section 6.
 """
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,46 +44,72 @@ def ssd(
     Returns:
       [b, t, h, p], of the dtype of `dt`.
     """
-    rows, length, heads, channels = x.shape
-    groups, size = b.shape[2], min(chunk, length)
+    chunks = _chunks(x, dt, a, b, c, documents=documents, size=min(chunk, x.shape[1]))
+    y = _of_own_chunk(chunks) + _of_chunks_before(chunks)  # [b, m, t, g, r, p]
+    rows, length, *shape = x.shape
+    return y.reshape(rows, -1, *shape)[:, :length]
 
-    def chunks(values: jax.Array, *shape: int, mode: str = "constant") -> jax.Array:
+
+class _Chunks(NamedTuple):
+    """The operands by m chunks of t tokens; heads are groups [g] times [r].
+
+    exp(decay_i - decay_j) is what is left at i of what was written at j.
+    """
+
+    x: jax.Array  # [b, m, t, g, r, p]
+    dt: jax.Array  # [b, m, g, r, t]
+    decay: jax.Array  # [b, m, g, r, t], the sum of dt a up to a token
+    b: jax.Array  # [b, m, t, g, n]
+    c: jax.Array  # [b, m, t, g, n]
+    documents: jax.Array  # [b, m, 1, 1, t]
+
+
+def _chunks(x, dt, a, b, c, *, documents, size: int) -> _Chunks:
+    """Returns the operands of `ssd` by chunks; padding neither writes nor decays."""
+    rows, length, heads, channels = x.shape
+    groups, numbers = b.shape[2:]
+
+    def split(values: jax.Array, *shape: int, mode: str = "constant") -> jax.Array:
         widths = [(0, 0), (0, -length % size), *[(0, 0)] * (values.ndim - 2)]
         return jnp.pad(values, widths, mode=mode).reshape(rows, -1, size, *shape)
 
-    # Of m chunks; heads are [g, r]. Padding neither writes nor decays.
     by_group = (groups, heads // groups)
-    x = chunks(x, *by_group, channels)  # [b, m, t, g, r, p]
-    b, c = (chunks(each, groups, each.shape[3]) for each in (b, c))  # [b, m, t, g, n]
-    dt = jnp.moveaxis(chunks(dt, *by_group), 2, -1)  # [b, m, g, r, t]
-    documents = chunks(documents, mode="edge")[:, :, None, None]  # [b, m, 1, 1, t]
-    ends = documents[..., -1:]
-    before = jnp.pad(
-        ends[:, :-1], [(0, 0), (1, 0), *[(0, 0)] * 3]
-    )  # the first has none
-    # exp(decay_i - decay_j) is what is left at i of what was written at j.
-    decay = jnp.cumsum(dt * a.reshape(1, 1, *by_group, 1), axis=-1)
+    dt = jnp.moveaxis(split(dt, *by_group), 2, -1)
+    return _Chunks(
+        x=split(x, *by_group, channels),
+        dt=dt,
+        decay=jnp.cumsum(dt * a.reshape(1, 1, *by_group, 1), axis=-1),
+        b=split(b, groups, numbers),
+        c=split(c, groups, numbers),
+        documents=split(documents, mode="edge")[:, :, None, None],
+    )
 
-    # What the tokens of a chunk read of those before them in it.
-    same = documents[..., None] == documents[..., None, :]
-    seen = same & jnp.tri(size, dtype=bool)[(None,) * 4]
-    left = _exp(
-        decay[..., None] - decay[..., None, :], where=seen
-    )  # [b, m, g, r, t, t]
+
+def _of_own_chunk(chunks: _Chunks) -> jax.Array:
+    """Returns what every token reads of the tokens up to it in its chunk."""
+    x, dt, decay, b, c, documents = chunks
+    seen = documents[..., None] == documents[..., None, :]  # [b, m, 1, 1, t, t]
+    seen &= jnp.tri(x.shape[2], dtype=bool)[(None,) * 4]
+    left = _exp(decay[..., None] - decay[..., None, :], where=seen)
     scores = _product("bmign,bmjgn->bmgij", c, b, dt.dtype)
-    weights = (scores[:, :, :, None] * left * dt[..., None, :]).astype(x.dtype)
-    y = _product("bmgrij,bmjgrp->bmigrp", weights, x, dt.dtype)
+    weights = scores[:, :, :, None] * left * dt[..., None, :]  # [b, m, g, r, t, t]
+    return _product("bmgrij,bmjgrp->bmigrp", weights.astype(x.dtype), x, dt.dtype)
 
-    # What they read of the state before the chunk.
-    left = _exp(decay[..., -1:] - decay, where=documents == ends) * dt
-    scaled = (x * jnp.moveaxis(left, -1, 2)[..., None]).astype(x.dtype)
-    added = _product("bmjgn,bmjgrp->bmgrnp", b, scaled, dt.dtype)
+
+def _of_chunks_before(chunks: _Chunks) -> jax.Array:
+    """Returns what every token reads of the state that its chunk begins with."""
+    x, dt, decay, b, c, documents = chunks
+    ends = documents[..., -1:]
+    before = jnp.pad(ends[:, :-1], [(0, 0), (1, 0), *[(0, 0)] * 3])
+    tokens_first = lambda v: jnp.moveaxis(v, -1, 2)[..., None]  # [b, m, t, g, r, 1]
+
+    written = dt * _exp(decay[..., -1:] - decay, where=documents == ends)
+    x = (x * tokens_first(written)).astype(x.dtype)
+    added = _product("bmjgn,bmjgrp->bmgrnp", b, x, dt.dtype)
     kept = _exp(decay[..., -1:], where=ends == before)[..., None]
-    states = _handed_on(added, kept)  # [b, m, g, r, n, p]
-    read = _product("bmign,bmgrnp->bmigrp", c, states.astype(x.dtype), dt.dtype)
-    left = _exp(decay, where=documents == before)
-    y += read * jnp.moveaxis(left, -1, 2)[..., None]
-    return y.reshape(rows, -1, heads, channels)[:, :length]
+    states = _handed_on(added, kept).astype(x.dtype)
+    read = _product("bmign,bmgrnp->bmigrp", c, states, dt.dtype)
+    return read * tokens_first(_exp(decay, where=documents == before))
 
 
 def _handed_on(added: jax.Array, kept: jax.Array) -> jax.Array:

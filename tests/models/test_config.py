@@ -77,6 +77,12 @@ def test_layers_of_every_kind_of_block():
     assert config.layers("M") == ("mamba/input", "mamba/output")
 
 
+def test_a_text_without_the_fields_of_other_families_is_that_of_a_dense_model():
+    names = "vocab_size num_layers d_model num_heads num_kv_heads head_dim d_ff"
+    fields = dataclasses.asdict(TINY)
+    assert ModelConfig.of({name: fields[name] for name in names.split()}) == TINY
+
+
 def test_config_is_a_value():
     hybrid = dataclasses.replace(TINY, blocks="EM", moe=MOE, mamba=MAMBA)
     for config in (TINY, hybrid):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import types
 
 import chex
 import jax
@@ -15,6 +16,7 @@ from fp4jax.models import Transformer
 from fp4jax.train import (
     OptimConfig,
     SpikeDetector,
+    guards,
     make_diagnosis,
     make_optimizer,
     make_state,
@@ -116,6 +118,15 @@ def test_the_first_operand_of_the_forward_pass_is_named(run):
     assert int(metrics["skipped"]) == 1
     found = diagnose(state, make_batch())
     assert found == "First not finite: fprop x of blocks/1/mlp/down."
+
+
+def test_layers_of_a_unit_are_named_by_their_blocks():
+    model = types.SimpleNamespace(places=(range(0, 4, 2), range(1, 4, 2)))
+    flags = {"x": np.array([True, False])}
+    assert guards._by_block("stacks/1/mlp/up", flags, model) == {
+        "blocks/1/mlp/up": {"x": True},
+        "blocks/3/mlp/up": {"x": False},
+    }
 
 
 def test_a_batch_and_parameters_are_named(run):

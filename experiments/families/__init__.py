@@ -1,0 +1,1 @@
+"""Whether every family of models learns under every policy."""
