@@ -21,6 +21,7 @@ from jax import lax
 from fp4jax.nnx.inject import Layer
 from fp4jax.nnx.inject import layers as layers_of
 from fp4jax.nnx.step import is_compiling
+from fp4jax.numerics.groups import Groups
 from fp4jax.ops.dims import DimensionNumbers, Dims, flatten
 from fp4jax.ops.einsum import einsum_with
 
@@ -35,7 +36,8 @@ class Operands:
     Attributes:
       x: [*stack, *batch, m, k] input, in the dtype that arrives at the product.
       w: [*stack, *batch, k, n] kernel.
-      dy: [*stack, *batch, m, n] cotangent of the output.
+      dy: [*stack, *batch, m, n] cotangent of the output. Of a `GroupedLinear`, x and dy
+        are rows or tiles of all groups, and w is [*stack, groups, k, n].
       stack: number of leading axes that count stacked layers.
     """
 
@@ -61,8 +63,7 @@ def capture(
     Args:
       loss_fn: function of the model and `args` to a scalar loss; calls `set_step`, if
         the recipes draw.
-      model: any module with `nnx.Linear`, `nnx.LinearGeneral` or `nnx.Einsum` layers,
-        quantized or not.
+      model: any module with layers as `fp4jax.nnx.layers` lists them, quantized or not.
       *args: of `loss_fn`, a batch for instance.
       layers: shell pattern of the paths of layers, as `fp4jax.nnx.layers` has them; "*"
         crosses slashes. The path of stacked layers has no index: their operands have a
@@ -159,7 +160,7 @@ class _Tap(nnx.Module):
         before, (x, w), after = args[:first], args[first : first + 2], args[first + 2 :]
         if self.x.get_value() is None:
             y = self.inner(*before, x, w, *after, **kwargs)
-            how = before[0] if before else after[0]
+            how = _how(before[0] if before else after[0])
             self.note.call = (how, *map(jax.typeof, (x, w, y)))
             return y
         x = _record(x, self.x.get_value())
@@ -199,6 +200,11 @@ class _Tap(nnx.Module):
         arrays = (self.x, self.w, self.dy)
         x, w, dy = matrices(once, *(probe.get_value() for probe in arrays))
         return Operands(x, w, dy, stack=len(self.stack))
+
+
+def _how(argument: Any) -> str | DimensionNumbers | None:
+    """Returns what says how two operands are contracted; None where groups are."""
+    return None if isinstance(argument, jax.Array | Groups) else argument
 
 
 def _check_called_once(calls: Any, path: str) -> None:
@@ -254,16 +260,19 @@ def _find_shapes(loss_fn: Callable, model: nnx.Module, args: tuple[Any, ...]) ->
 
 
 def _matrices(
-    how: str | DimensionNumbers, x: jax.Array, w: jax.Array, dy: jax.Array
+    how: str | DimensionNumbers | None, x: jax.Array, w: jax.Array, dy: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns the operands of one product as [*batch, m, k], [k, n] and [m, n].
 
     Args:
-      how: the dimension numbers or the einsum string that x and w were given with.
+      how: the dimension numbers or the einsum string that x and w were given with; None
+        of groups, whose operands are left as they are.
       x: as the layer gave it, like `w`.
       w: the kernel.
       dy: cotangent of the product.
     """
+    if how is None:
+        return x, w, dy
 
     def product(dot):
         return einsum_with(dot, how, x, w) if isinstance(how, str) else dot(x, w, how)

@@ -31,6 +31,7 @@ BREADTH = (
     r"models/test_transformer.*(scan_and_remat|equal_consec|later_one\[hybrid)",
     r"models/test_transformer.*(no_key|of_a_layer)\[(?!bf16|ufp4)",
     r"nnx/test_inject.*no_bit\[(?!nnx-remat-jax.jit)",
+    r"nnx/test_grouped.*(capture|quantized_once.2)",
     r"nnx/test_weights.*(step_forgets|take_part)",
     r"numerics/test_groups.*of_their_own\[16",
     r"numerics/test_properties.*two_passes",

@@ -9,7 +9,7 @@ from jax import lax
 
 from fp4jax.explanation.matmul import Matmul
 from fp4jax.explanation.trace import Note, Trace
-from fp4jax.nnx import layers
+from fp4jax.nnx import GroupedLinear, layers
 from fp4jax.nnx.inject import Layer
 
 
@@ -47,6 +47,9 @@ def _of_kernel(layer: Layer, *, is_called: bool = True) -> Matmul:
         case nnx.LinearGeneral():
             k = math.prod(module.in_features)
             n //= math.prod(module.batch_axis.values())
+        case GroupedLinear():
+            groups, k, _ = layer.shape
+            n //= groups
         case _:
             spec = module.einsum_str.replace(" ", "").split("->")[0].split(",")
             sizes = zip(spec[1], layer.shape, strict=False)

@@ -35,6 +35,8 @@ class QuantizedWeight(nnx.Variable):
 class Held(nnx.Variable):
     """Amaxes of x, w and dy, float32 [*stack, 3], where the recipe holds any.
 
+    Of a layer of groups [*stack, groups, 3].
+
     0 is one not yet seen, which is computed afresh. `fp4jax.nnx.value_and_grad` writes
     them; no optimizer does.
     """
@@ -69,8 +71,13 @@ class Gemm(nnx.Module):
         """Replaces the recipe; key, step and amaxes stay."""
         self.recipe = recipe
         if recipe.holds and self.held.get_value() is None:
-            shape = (*self.key.get_value().shape, 3)
+            shape = (*self.key.get_value().shape, *self.held_shape)
             self.held.set_value(jnp.zeros(shape, jnp.float32))
+
+    @property
+    def held_shape(self) -> tuple[int, ...]:
+        """The shape of the amaxes of one layer."""
+        return (3,)
 
     def _arguments(self) -> dict[str, Any]:
         """Returns the arguments of `fp4jax.dot_general` that this layer decides."""

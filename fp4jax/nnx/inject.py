@@ -1,6 +1,7 @@
 """Quantizing a model that exists: its linear layers get a recipe by their path."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ from flax import nnx
 from jax import lax
 
 from fp4jax.nnx.gemm import DotGeneral, Einsum, Gemm
+from fp4jax.nnx.grouped import GroupedLinear, RaggedDot
 from fp4jax.policies import Policy
 from fp4jax.recipes import Recipe
 
@@ -19,10 +21,10 @@ class Layer:
 
     Attributes:
       path: such as "blocks/0/attention/query".
-      module: an `nnx.Linear`, `nnx.LinearGeneral` or `nnx.Einsum`.
+      module: an `nnx.Linear`, `nnx.LinearGeneral`, `nnx.Einsum` or `GroupedLinear`.
       attribute: of the module, that holds a function or a `Gemm`.
       default: the functions that an unquantized layer has there.
-      gemm_type: what a quantized layer has there.
+      make: returns what a quantized layer has there.
       shape: of the kernel of one layer.
     """
 
@@ -30,7 +32,7 @@ class Layer:
     module: Any
     attribute: str
     default: tuple[Callable | None, ...]
-    gemm_type: type[Gemm]
+    make: Callable[..., Gemm]
     shape: tuple[int, ...]
 
     @classmethod
@@ -45,6 +47,10 @@ class Layer:
             case nnx.Einsum():
                 shape = tuple(module.kernel_shape)
                 return cls(path, module, "einsum_op", (jnp.einsum,), Einsum, shape)
+            case GroupedLinear():
+                shape = module.kernel_shape
+                make = functools.partial(RaggedDot, groups=shape[0])
+                return cls(path, module, "ragged_dot", (lax.ragged_dot,), make, shape)
             case _:
                 return None
         default = (lax.dot_general, None)
@@ -96,7 +102,7 @@ class Layer:
         if self.gemm is not None:
             self.gemm.set_recipe(recipe)
             return
-        gemm = self.gemm_type(recipe, rngs=rngs, stack=self.stack)
+        gemm = self.make(recipe, rngs=rngs, stack=self.stack)
         setattr(self.module, self.attribute, nnx.data(gemm))
 
 
@@ -114,9 +120,10 @@ def quantize_model(
     """Gives the linear layers of a model their recipes, in place.
 
     These are `nnx.Linear`, `nnx.LinearGeneral`, with it the projections of
-    `nnx.MultiHeadAttention`, and `nnx.Einsum`, an output head among them: a rule such
-    as `Rule("head", recipes.bf16())` leaves it out. What multiplies elsewhere is not
-    reached: convolutions, `nnx.Embed.attend`, the products of queries, keys and values.
+    `nnx.MultiHeadAttention`, `nnx.Einsum`, and `fp4jax.nnx.GroupedLinear`, an output
+    head among them: a rule such as `Rule("head", recipes.bf16())` leaves it out. What
+    multiplies elsewhere is not reached: convolutions, `nnx.Embed.attend`, the products
+    of queries, keys and values.
 
     Layers stacked for a scan are recognized by the leading axes of their kernels. A
     model that is quantized already changes its recipes and keeps its keys, so one call
@@ -134,9 +141,9 @@ def quantize_model(
 
     Raises:
       ValueError: a rule that matches no layer; a layer with a `dot_general`,
-        `dot_general_cls` or `einsum_op` of its own; layers stacked along another axis
-        than the first; layers that share a `DotGeneral` and would take different
-        recipes; a model without linear layers.
+        `dot_general_cls`, `einsum_op` or `ragged_dot` of its own; layers stacked along
+        another axis than the first; layers that share a `DotGeneral` and would take
+        different recipes; a model without linear layers.
       TypeError: `policy` is neither a policy nor a recipe.
 
     Example:
@@ -157,8 +164,8 @@ def quantize_model(
     found = list(layers(model))
     if not found:
         raise ValueError(
-            "quantize_model: model must have an nnx.Linear, nnx.LinearGeneral or "
-            f"nnx.Einsum, got {type(model).__name__} without."
+            "quantize_model: model must have an nnx.Linear, nnx.LinearGeneral, "
+            f"nnx.Einsum or GroupedLinear, got {type(model).__name__} without."
         )
     policy.check(layer.path for layer in found)
     for layer in found:

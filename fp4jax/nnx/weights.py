@@ -8,10 +8,12 @@ from flax import nnx
 from flax.nnx.nn import dtypes
 
 from fp4jax.nnx.gemm import DotGeneral, Gemm
+from fp4jax.nnx.grouped import GroupedLinear, RaggedDot
 from fp4jax.nnx.inject import Layer, layers
 from fp4jax.numerics import Site
 from fp4jax.ops.dims import flatten
 from fp4jax.ops.dot_general import pack_w
+from fp4jax.ops.grouped_dot import pack_experts
 from fp4jax.ops.residuals import PackedWeight
 
 _SITES = (Site.FPROP_W, Site.DGRAD_W)
@@ -25,10 +27,11 @@ def quantize_weights(model: nnx.Module) -> None:
     recipe that draws for w draws once, with the key of the step, as the microbatches of
     a batch would; one that holds the amax of w samples it here, where it is due.
 
-    Layers take part whose kernel is known to be w: `nnx.Linear` and `nnx.LinearGeneral`
-    without batch axes, and subclasses with a `__call__` of their own which declare
-    `multiplies_kernel = True`: that it multiplies by the kernel as it is, contracting
-    the first axis. Others quantize in every call, `nnx.Einsum` among them.
+    Layers take part whose kernel is known to be w: `GroupedLinear`, `nnx.Linear`,
+    `nnx.LinearGeneral` without batch axes, and subclasses with a `__call__` of their
+    own which declare `multiplies_kernel = True`: that it multiplies by the kernel as it
+    is, contracting the first axis. Others quantize in every call, `nnx.Einsum` among
+    them.
 
     Args:
       model: any module on which `set_step` was called; stacked layers are quantized
@@ -50,7 +53,11 @@ def quantize_weights(model: nnx.Module) -> None:
     shared = _shared(model)
     for layer in layers(model):
         gemm, w = layer.gemm, _weight(layer)
-        if w is None or not isinstance(gemm, DotGeneral) or id(gemm) in shared:
+        if (
+            w is None
+            or not isinstance(gemm, DotGeneral | RaggedDot)
+            or id(gemm) in shared
+        ):
             continue
         if any(gemm.recipe.sites[site] for site in _SITES):
             gemm.weight.set_value(_packed(gemm, w))
@@ -59,7 +66,7 @@ def quantize_weights(model: nnx.Module) -> None:
 def _weight(layer: Layer) -> jax.Array | None:
     """Returns [*stack, k, *n], what the layer multiplies by, or None if unknown."""
     module, kernel = layer.module, layer.module.kernel.get_value()
-    if getattr(module, "multiplies_kernel", False):
+    if isinstance(module, GroupedLinear) or getattr(module, "multiplies_kernel", False):
         return kernel
     if getattr(module, "promote_dtype", None) is not dtypes.promote_dtype:
         return None
@@ -84,11 +91,12 @@ def _packed(gemm: Gemm, w: jax.Array) -> PackedWeight:
             "fp4jax.nnx.set_step(model, step) before."
         )
     recipe, key = gemm.recipe, gemm.key.get_value()
+    of_one = pack_experts if isinstance(gemm, RaggedDot) else pack_w
 
     def pack(w: jax.Array, key: jax.Array, step: jax.Array, held: Any) -> PackedWeight:
         key = jax.random.fold_in(key, step)
         when = step if recipe.holds else None
-        return pack_w(w, recipe=recipe, key=key, held=held, step=when)
+        return of_one(w, recipe=recipe, key=key, held=held, step=when)
 
     for _ in key.shape:
         pack = jax.vmap(pack)

@@ -13,6 +13,7 @@ from fp4jax.ops.grouped_gemms import GroupedGemms
 from fp4jax.ops.noise import Noise
 from fp4jax.ops.observer import observed
 from fp4jax.ops.residuals import PackedWeight
+from fp4jax.ops.tiles import filled
 from fp4jax.ops.vjp import NO_KEY, fp4_dot, pack_weight
 from fp4jax.recipes import Recipe
 
@@ -25,6 +26,7 @@ def grouped_dot(
     recipe: Recipe,
     key: jax.Array | None = None,
     positions: jax.Array | None = None,
+    first_position: jax.Array | int | None = None,
     held: jax.Array | None = None,
     step: jax.Array | int | None = None,
     precision: Any = None,
@@ -44,7 +46,9 @@ def grouped_dot(
       groups: of the tiles, with the mesh axes over which they are spread.
       recipe: as for `fp4jax.ragged_dot`.
       key: likewise.
-      positions: uint32 [t, a], whose random bits each row gets.
+      positions: uint32 [t, a] of `Tiles.positions`, whose random bits each row gets;
+        needed by recipes that draw.
+      first_position: integer scalar, added to the positions.
       held: as for `fp4jax.ragged_dot`.
       step: likewise.
       precision: likewise.
@@ -72,6 +76,10 @@ def grouped_dot(
     gemms = GroupedGemms(
         recipe, 1, "rhs", precision, dtype, None, jax.typeof(x), jax.typeof(w)
     )
+    if first_position is not None:
+        first_position = jnp.asarray(first_position).astype(jnp.uint32)
+    if positions is not None:
+        positions = filled(positions, first_position)
     noise = Noise(key, positions=positions)
     step = None if step is None else jnp.asarray(step, jnp.int32)
     with observed(gemms):

@@ -92,7 +92,7 @@ def ragged_dot(
         )
     check_recipe(recipe, "ragged_dot")
     m = x.shape[0]
-    positions = _positions(positions, microbatch, m)
+    positions, first = _positions(positions, microbatch, m)
     tiles = Tiles.of_sizes(group_sizes.astype(jnp.int32), m, rows=tile_rows(recipe))
     y = grouped_dot(
         tiles.gather(x),
@@ -101,6 +101,7 @@ def ragged_dot(
         recipe=recipe,
         key=key,
         positions=tiles.positions(positions),
+        first_position=first,
         held=held,
         step=step,
         precision=precision,
@@ -123,8 +124,8 @@ def _check_shapes(x: jax.Array, w: jax.Array, sizes: jax.Array) -> None:
         )
 
 
-def _positions(positions: Any, microbatch: Any, m: int) -> jax.Array:
-    """Returns uint32 [m]."""
+def _positions(positions: Any, microbatch: Any, m: int) -> tuple[jax.Array, Any]:
+    """Returns uint32 [m] and what is added to them."""
     if positions is None:
         positions = jnp.arange(m, dtype=jnp.uint32)
     if jnp.shape(positions) != (m,) or jnp.result_type(positions) != jnp.uint32:
@@ -133,7 +134,7 @@ def _positions(positions: Any, microbatch: Any, m: int) -> jax.Array:
             f"shape={jnp.shape(positions)}, dtype={jnp.result_type(positions)}."
         )
     if microbatch is None:
-        return positions
+        return positions, None
     if jnp.shape(microbatch) or not jnp.issubdtype(
         jnp.result_type(microbatch), jnp.integer
     ):
@@ -141,4 +142,4 @@ def _positions(positions: Any, microbatch: Any, m: int) -> jax.Array:
             "ragged_dot: microbatch must be one integer, got "
             f"microbatch={microbatch!r}."
         )
-    return positions + jnp.asarray(microbatch).astype(jnp.uint32) * jnp.uint32(m)
+    return positions, jnp.asarray(microbatch).astype(jnp.uint32) * jnp.uint32(m)

@@ -5,6 +5,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from fp4jax.numerics.groups import Groups
 from fp4jax.ops.noise import token_multiple
@@ -12,8 +13,8 @@ from fp4jax.recipes import Recipe
 
 # The fewest rows of a tile: a GEMM takes them for the price of one.
 _ROWS = 16
-# Where the positions of rows that only fill a tile begin.
-_FILLING = 2**31
+# The position of what only fills a tile.
+_FILLING = 2**32 - 1
 
 
 def tile_rows(recipe: Recipe) -> int:
@@ -80,13 +81,26 @@ class Tiles:
         return y.at[self.of_row].get(mode="fill", fill_value=0, unique_indices=True)
 
     def positions(self, of_rows: jax.Array) -> jax.Array:
-        """Returns uint32 [t, a], whose random bits each place gets, of those of rows.
+        """Returns uint32 [t, a] of uint32 [m]; 2^32 - 1 where no row is."""
+        places = jnp.full(self.of.shape[0] * self.rows, _FILLING, jnp.uint32)
+        places = places.at[self.of_row].set(of_rows, mode="drop", unique_indices=True)
+        return places.reshape(-1, self.rows)
 
-        Places without a row, which a rotation fills, get some that no row has.
-        """
-        places = self.of.shape[0] * self.rows
-        filling = jnp.arange(places, dtype=jnp.uint32) | jnp.uint32(_FILLING)
-        positions = filling.at[self.of_row].set(
-            of_rows, mode="drop", unique_indices=True
-        )
-        return positions.reshape(-1, self.rows)
+
+def filled(positions: jax.Array, first: jax.Array | None = None) -> jax.Array:
+    """Returns uint32 [t, a], whose random bits each place of tiles gets.
+
+    A rotation fills places without a row. They get bits that no row has: of a position
+    of 2^31 or more that depends on that of the tile's first row.
+
+    Args:
+      positions: of `Tiles.positions`, those of rows below 2^31.
+      first: uint32 [], added to those of rows, or None.
+    """
+    is_row = positions != jnp.uint32(_FILLING)
+    if first is not None:
+        positions = positions + first
+    size = positions.shape[1]
+    place = lax.broadcasted_iota(jnp.uint32, positions.shape, 1)
+    filling = positions[:, :1] * jnp.uint32(size) + place | jnp.uint32(2**31)
+    return jnp.where(is_row, positions, filling)

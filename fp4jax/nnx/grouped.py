@@ -1,0 +1,141 @@
+"""Linear layers with a kernel for each of several groups of rows, such as experts."""
+
+from typing import Any
+
+import jax
+from flax import nnx
+from jax import lax
+
+from fp4jax.nnx.gemm import Gemm
+from fp4jax.numerics.groups import Groups
+from fp4jax.ops.grouped_dot import grouped_dot
+from fp4jax.ops.ragged_dot import ragged_dot
+from fp4jax.recipes import Recipe
+
+_FAN_IN = nnx.initializers.variance_scaling(
+    1.0, "fan_in", "truncated_normal", batch_axis=(0,)
+)
+
+
+class RaggedDot(Gemm):
+    """A `fp4jax.ragged_dot` with a key of its own, for `ragged_dot` of a layer.
+
+    Args:
+      recipe: what to quantize.
+      groups: number of groups, each of which holds amaxes of its own.
+      rngs: as of `Gemm`.
+      stack: as of `Gemm`.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        *,
+        groups: int,
+        rngs: nnx.Rngs,
+        stack: tuple[int, ...] = (),
+    ):
+        self.groups = groups
+        super().__init__(recipe, rngs=rngs, stack=stack)
+
+    @property
+    def held_shape(self) -> tuple[int, ...]:
+        """The shape of the amaxes of one layer."""
+        return (self.groups, 3)
+
+    def __call__(
+        self,
+        x: jax.Array,
+        w: jax.Array,
+        groups: jax.Array | Groups,
+        *,
+        positions: jax.Array | None = None,
+        num_positions: int = 0,
+        precision: Any = None,
+        preferred_element_type: Any = None,
+    ) -> jax.Array:
+        """Computes `fp4jax.ragged_dot` with this layer's recipe and state.
+
+        Args:
+          x: [m, k] rows sorted by group, or [t, a, k] tiles of them.
+          w: [e, k, n].
+          groups: int32 [e] sizes of the groups of rows, or the groups of the tiles.
+          positions: uint32 [m] or [t, a], as for `ragged_dot` and `grouped_dot`.
+          num_positions: of tiles, those of one microbatch.
+          precision: as for `lax.dot_general`.
+          preferred_element_type: the dtype of the result.
+        """
+        arguments = self._arguments()
+        arguments |= {
+            "positions": positions,
+            "precision": precision,
+            "preferred_element_type": preferred_element_type,
+        }
+        if not isinstance(groups, Groups):
+            return ragged_dot(x, w, groups, **arguments)
+        microbatch = arguments.pop("microbatch")
+        first = None if microbatch is None else microbatch * num_positions
+        packed_w = self.weight.get_value()
+        if packed_w is not None and packed_w.dtype != w.dtype:
+            packed_w = None  # the layer casts its kernel to something else
+        return grouped_dot(
+            x, w, groups, first_position=first, packed_w=packed_w, **arguments
+        )
+
+
+class GroupedLinear(nnx.Module):
+    """y_g = x_g W_g for each group g of rows: the experts of a mixture, for instance.
+
+    Args:
+      groups: number of kernels.
+      in_features: rows of a kernel.
+      out_features: columns of a kernel.
+      kernel_init: initializer of the kernels [groups, in, out].
+      ragged_dot: what multiplies: `lax.ragged_dot`, or a `RaggedDot`.
+      preferred_element_type: the dtype of the result.
+      rngs: its stream `params` draws the kernels.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import fp4jax.nnx
+      >>> from fp4jax import recipes
+      >>> experts = fp4jax.nnx.GroupedLinear(4, 64, 32, rngs=nnx.Rngs(0))
+      >>> fp4jax.nnx.quantize_model(experts, recipes.mxfp8(), rngs=nnx.Rngs(1))
+      >>> experts(jnp.ones((20, 64)), jnp.array([3, 0, 9, 8])).shape
+      (20, 32)
+    """
+
+    def __init__(
+        self,
+        groups: int,
+        in_features: int,
+        out_features: int,
+        *,
+        kernel_init: nnx.Initializer = _FAN_IN,
+        ragged_dot: Any = lax.ragged_dot,
+        preferred_element_type: Any = None,
+        rngs: nnx.Rngs,
+    ):
+        self.kernel_shape = (groups, in_features, out_features)
+        self.kernel = nnx.Param(kernel_init(rngs.params(), self.kernel_shape))
+        is_module = isinstance(ragged_dot, nnx.Module)
+        self.ragged_dot = nnx.data(ragged_dot) if is_module else ragged_dot
+        self.preferred_element_type = preferred_element_type
+
+    def __call__(
+        self, x: jax.Array, groups: jax.Array | Groups, **positions: Any
+    ) -> jax.Array:
+        """Returns y [m, out] of x [m, in], or tiles of tiles.
+
+        Args:
+          x: rows sorted by group, or tiles of them.
+          groups: int32 sizes of the groups, or where x is tiles their `Groups`.
+          **positions: `positions` and `num_positions`, for a `RaggedDot`.
+        """
+        return self.ragged_dot(
+            x,
+            self.kernel[...],
+            groups,
+            preferred_element_type=self.preferred_element_type,
+            **positions,
+        )
