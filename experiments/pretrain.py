@@ -5,6 +5,7 @@ python -m experiments.pretrain --policies ufp4,nvfp4 --seeds 3 --set optim.lr=1e
 """
 
 import dataclasses
+import functools
 import inspect
 import logging
 import math
@@ -19,6 +20,7 @@ from typing import Annotated, Literal
 
 import jax
 import tyro
+from flax import nnx
 from jax.sharding import Mesh
 from rich.console import Console
 from rich.logging import RichHandler
@@ -31,8 +33,9 @@ from experiments.profiling import Profile
 from experiments.stop import Stop
 from experiments.tracking import TensorBoard
 from experiments.trial import Stopped
-from fp4jax import data, models, policies, sharding
+from fp4jax import data, models, policies, sharding, train
 from fp4jax.data import Corpus, DataConfig
+from fp4jax.policies import Schedule
 
 _INDENT = {"initial_indent": "  ", "subsequent_indent": "  "}
 
@@ -239,17 +242,26 @@ def parse_mesh(text: str, config: ExperimentConfig) -> Mesh | None:
     """Returns the mesh that `--mesh` describes; None for one device.
 
     Raises:
-      ValueError: another axis, no number, too many devices, or rows that do not divide.
+      ValueError: another axis, no number, too many devices, or what does not divide:
+        the rows of batches, or a model under one of its policies.
     """
     mesh = sharding.make_mesh(**sharding.parse_mesh(text))
+    if mesh.size == 1:
+        return None
     batch_size, parts = config.data.batch_size, config.run.microbatches
-    if batch_size // parts % (shards := sharding.num_row_shards(mesh)):
+    if batch_size // parts % (shards := sharding.num_shards("batch", mesh)):
         of_part = f" / run.microbatches={parts}" if parts > 1 else ""
         raise ValueError(
             f"--mesh: data, fsdp and expert must divide data.batch_size={batch_size}"
             f"{of_part}, got {text!r}, a product of {shards}."
         )
-    return None if mesh.size == 1 else mesh
+    tokens = batch_size // parts // shards * config.data.sequence_length
+    for name in config.policies:
+        for policy in Schedule.of(presets.schedule(config, name)).policies:
+            make = functools.partial(models.Transformer, config.model, policy)
+            model = nnx.eval_shape(lambda make=make: make(rngs=nnx.Rngs(0)))
+            train.check_mesh(model, mesh, tokens=tokens)
+    return mesh
 
 
 def introduction(

@@ -97,11 +97,13 @@ class Run(Shared):
         """Trains to the end; a run that diverges has no losses from there on."""
         config = self.config
         schedule = Schedule.of(presets.schedule(config, self.policy))
-        model = models.Transformer(config.model, schedule, rngs=nnx.Rngs(self.seed))
         optimizer = train.make_optimizer(config.optim, steps=config.run.steps)
-        _, state = train.make_state(model, optimizer.transform)
-        if self.mesh is not None:
-            state = sharding.replicate(state, self.mesh)
+
+        def make_model() -> models.Transformer:
+            return models.Transformer(config.model, schedule, rngs=nnx.Rngs(self.seed))
+
+        model = nnx.eval_shape(make_model)
+        state = train.init_state(make_model, optimizer.transform, mesh=self.mesh)
 
         def program(phase: Policy) -> Program:
             model.set_policy(phase)
@@ -309,6 +311,6 @@ def compiled(
         step=train.make_train_step(
             graph, optimizer, microbatches=config.run.microbatches, mesh=mesh
         ),
-        evaluate=train.make_eval_step(graph),
-        diagnose=train.make_diagnosis(graph, config.model),
+        evaluate=train.make_eval_step(graph, mesh=mesh),
+        diagnose=train.make_diagnosis(graph, config.model, mesh=mesh),
     )

@@ -4,10 +4,13 @@ An array names its axes by what they are, such as "batch" or "mlp"; `RULES` says
 which axes of the mesh each of them is spread, and nothing else does.
 """
 
+import contextlib
+import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,15 +24,18 @@ T = TypeVar("T")
 # The axes of a mesh. Neighbors along the last are neighbors in the network.
 DATA, FSDP, EXPERT, TENSOR = AXES = ("data", "fsdp", "expert", "tensor")
 
-# Over which axes of the mesh an axis of an array is spread.
+# Over which axes of the mesh an axis of an array is spread. An axis of the mesh serves
+# the first of an array's that asks for it: parameters are spread over "embed" where
+# they are stored; activations are not, as their rows have taken its axes.
 RULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "batch": (DATA, FSDP, EXPERT),  # rows of a batch
-        "embed": (FSDP,),  # of parameters: the features of the residual stream
+        "replica": (DATA,),  # rows, as far as parameters are not spread
+        "expert": (EXPERT,),
+        "embed": (FSDP, EXPERT),  # features of the residual stream
         "mlp": (TENSOR,),
         "heads": (TENSOR,),
         "vocab": (TENSOR,),
-        "expert": (EXPERT,),
     }
 )
 
@@ -97,29 +103,72 @@ def spec(*axes: str | None) -> P:
       >>> tuple(spec("batch", None, "mlp"))
       (('data', 'fsdp', 'expert'), None, 'tensor')
     """
-    return P(*(None if axis is None else RULES[axis] for axis in axes))
+    taken: set[str] = set()
+    found: list[tuple[str, ...] | None] = []
+    for axis in axes:
+        free = [each for each in RULES.get(axis or "", ()) if each not in taken]
+        taken.update(free)
+        found.append(tuple(free) or None)
+    return P(*found)
+
+
+def used(*axes: str | None) -> P:
+    """Returns how a parameter lies while rows of a batch meet it.
+
+    Example:
+      >>> tuple(spec("embed", "mlp")), tuple(used("embed", "mlp"))
+      ((('fsdp', 'expert'), 'tensor'), (None, 'tensor'))
+    """
+    return P(*spec("batch", *axes)[1:])
+
+
+def context_mesh() -> AbstractMesh | None:
+    """Returns the mesh that a program is compiled for, if it is one of `make_mesh`.
+
+    None as well inside of `jax.shard_map`, where arrays are parts.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    is_ours = mesh.axis_names == AXES and set(mesh.axis_types) == {AxisType.Auto}
+    return mesh if is_ours else None
 
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
-    """Makes an array lie on the mesh as its axes say, and its cotangent likewise.
+    """Makes an array lie on the context's mesh as its axes say, and its cotangent too.
 
-    The mesh is that of `under`; without one nothing happens.
+    Without a mesh nothing happens.
     """
-    if jax.sharding.get_abstract_mesh().empty:
+    if context_mesh() is None:
         return x
     return lax.with_sharding_constraint(x, spec(*axes))
 
 
-def under(mesh: Mesh | None, function: Callable[..., T]) -> Callable[..., T]:
-    """Returns the compiled function, whose layers see the mesh; None: as it is."""
-    if mesh is None:
-        return function
+@dataclasses.dataclass(frozen=True)
+class Compiled(Generic[T]):
+    """A function that `jax.jit` compiles for a mesh, or for one device.
 
-    def call(*args: Any) -> T:
-        with jax.set_mesh(mesh):
-            return function(*args)
+    Attributes:
+      function: what `jax.jit` returned.
+      mesh: that `constrain` sees inside; None: none.
+    """
 
-    return call
+    function: jax.stages.Wrapped
+    mesh: Mesh | None
+
+    def __call__(self, *args: Any) -> T:
+        """Runs it."""
+        with self._context:
+            return self.function(*args)
+
+    def lower(self, *args: Any) -> jax.stages.Lowered:
+        """Returns its program for arguments that need not be arrays."""
+        with self._context:
+            return self.function.lower(*args)
+
+    @property
+    def _context(self) -> AbstractContextManager[Any]:
+        return (
+            contextlib.nullcontext() if self.mesh is None else jax.set_mesh(self.mesh)
+        )
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -140,14 +189,15 @@ def replicate(tree: T, mesh: Mesh) -> T:
     return jax.tree.map(put, tree)
 
 
-def num_row_shards(mesh: Mesh | AbstractMesh | None = None) -> int:
-    """Returns over how many parts of a mesh the rows of a batch are spread.
+def num_shards(axis: str, mesh: Mesh | AbstractMesh | None = None) -> int:
+    """Returns over how many parts of a mesh an axis of an array is spread.
 
     Args:
-      mesh: None is that of `under`, or no mesh: 1.
+      axis: a name in `RULES`.
+      mesh: by default the context's; 1 part without one.
     """
-    sizes = (jax.sharding.get_abstract_mesh() if mesh is None else mesh).shape
-    return math.prod(sizes.get(axis, 1) for axis in RULES["batch"])
+    mesh = context_mesh() if mesh is None else mesh
+    return 1 if mesh is None else math.prod(mesh.shape[each] for each in RULES[axis])
 
 
 def process_rows(mesh: Mesh) -> tuple[int, int]:
@@ -158,7 +208,7 @@ def process_rows(mesh: Mesh) -> tuple[int, int]:
     Raises:
       ValueError: the rows of the processes would overlap in part.
     """
-    groups = mesh.devices.reshape(num_row_shards(mesh), -1)
+    groups = mesh.devices.reshape(num_shards("batch", mesh), -1)
     process = jax.process_index()
     mine = [
         i
@@ -189,7 +239,7 @@ def shard_rows(batch: Mapping[str, Any], mesh: Mesh) -> dict[str, jax.Array]:
     Raises:
       ValueError: the rows do not divide.
     """
-    sharding, shards = NamedSharding(mesh, spec("batch")), num_row_shards(mesh)
+    sharding, shards = NamedSharding(mesh, spec("batch")), num_shards("batch", mesh)
     rows = len(next(iter(batch.values()))) * process_rows(mesh)[1]
     if rows % shards:
         raise ValueError(

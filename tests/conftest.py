@@ -61,6 +61,7 @@ BREADTH = (
     r"train/test_accumulate.*(batch\[(bf16|ufp4)|of_the_part|\[quartet2|one_step)",
     r"train/test_accumulate.*(of_theirs|over_the_mesh)",
     r"train/test_loop.*model_learns",
+    r"train/test_partition.*depends_on_the_mesh",
     r"train/test_step.*same_seed",
     r"train/test_held.*resumes",
     r"user_models/.*(vit|ue5m3|goes_on|remat|test_linen.*one_line)",

@@ -1,17 +1,13 @@
-"""Meshes: what lies where on them, and that training does not notice."""
-
-import dataclasses
+"""Meshes: how they are written, and what lies where on them."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
-from fp4jax import recipes, sharding
-from fp4jax.models import Transformer
-from fp4jax.train import OptimConfig, make_optimizer, make_state, make_train_step
-from tests.cases import SMALL, in_mlp_down
+from fp4jax import sharding
 
 
 def test_rows_are_spread_and_state_is_whole_everywhere():
@@ -34,28 +30,24 @@ def test_rows_that_do_not_divide_raise():
         sharding.shard_rows({"inputs": np.ones((6, 2))}, sharding.make_mesh(data=4))
 
 
-def test_a_step_on_a_mesh_equals_that_on_one_device_but_for_the_order_of_sums():
-    optimizer = make_optimizer(OptimConfig(), steps=10)
-    rows = np.random.default_rng(0).integers(0, 64, (8, 17), dtype=np.int32)
-    batch = {
-        "inputs": rows[:, :-1],
-        "targets": rows[:, 1:],
-        "segment_ids": np.ones((8, 16), np.int32),
-        "positions": np.tile(np.arange(16, dtype=np.int32), (8, 1)),
-        "loss_mask": np.ones((8, 16), np.float32),
-    }
-    config = dataclasses.replace(SMALL, num_layers=1)
-    found = []
-    for size in (1, 8):
-        mesh = sharding.make_mesh(data=size)
-        model = Transformer(config, in_mlp_down(recipes.ufp4()), rngs=nnx.Rngs(0))
-        graph, state = make_state(model, optimizer.transform)
-        step = make_train_step(graph, optimizer, mesh=mesh)
-        state = sharding.replicate(state, mesh)
-        for _ in range(2):
-            state, metrics = step(state, sharding.shard_rows(batch, mesh))
-        found.append((metrics["loss"].item(), metrics["grad_norm"].item()))
-        for x in jax.tree.leaves(state):
-            assert x.sharding.is_fully_replicated and len(x.devices()) == size
-    # Gradients are summed in bfloat16 products' order; half a percent is an ulp of it.
-    np.testing.assert_allclose(found[0], found[1], rtol=4e-3)
+@pytest.mark.parametrize(
+    "text", ["rows=2", "data", "data=0", "data=-1", "data=2,data=2", "", "data=x"]
+)
+def test_a_mesh_that_does_not_read_so_raises(text):
+    with pytest.raises(ValueError, match=f"mesh must read AXIS=N,.* got {text!r}"):
+        sharding.parse_mesh(text)
+
+
+def test_parameters_meet_rows_in_other_axes_than_they_are_stored_in():
+    rows = ("data", "fsdp", "expert")
+    assert sharding.spec("batch", None, "embed") == P(rows, None, None)
+    assert sharding.spec("expert", "embed", "mlp") == P("expert", "fsdp", "tensor")
+    assert sharding.used("expert", "embed", "mlp") == P(None, None, "tensor")
+
+
+def test_outside_of_a_mesh_of_ours_nothing_is_constrained():
+    x = jnp.ones((2, 4))
+    assert sharding.constrain(x, "batch", "mlp") is x
+    other = jax.make_mesh((2,), ("rows",), (AxisType.Auto,), devices=jax.devices()[:2])
+    with jax.set_mesh(other):
+        assert sharding.constrain(x, "batch", "mlp") is x

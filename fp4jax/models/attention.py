@@ -9,6 +9,7 @@ from flax import nnx
 from fp4jax.models.config import ModelConfig
 from fp4jax.models.layers import Linear, RMSNorm, packed_once, residual_std
 from fp4jax.recipes import Recipe
+from fp4jax.sharding import constrain
 
 
 class Attention(nnx.Module):
@@ -25,12 +26,20 @@ class Attention(nnx.Module):
         d, e = config.d_model, config.head_dim
         queries, keys = config.num_heads * e, config.num_kv_heads * e
         self.head_dim = e
-        self.query = Linear(d, queries, recipe=recipes["attention/query"], rngs=rngs)
-        self.key = Linear(d, keys, recipe=recipes["attention/key"], rngs=rngs)
-        self.value = Linear(d, keys, recipe=recipes["attention/value"], rngs=rngs)
+        self.query, self.key, self.value = (
+            Linear(
+                d,
+                size,
+                axes=("embed", "heads"),
+                recipe=recipes[f"attention/{name}"],
+                rngs=rngs,
+            )
+            for name, size in (("query", queries), ("key", keys), ("value", keys))
+        )
         self.out = Linear(
             queries,
             d,
+            axes=("heads", "embed"),
             recipe=recipes["attention/out"],
             init_std=residual_std(config),
             rngs=rngs,
@@ -57,7 +66,10 @@ class Attention(nnx.Module):
         projections = (self.query, self.key, self.value)
         packed = packed_once(x, *projections)
         query, key, value = (
-            project(x, packed=packed).reshape(heads) for project in projections
+            constrain(
+                project(x, packed=packed).reshape(heads), "batch", None, "heads", None
+            )
+            for project in projections
         )  # [b, t, h, e], and h_kv heads of keys and values
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)

@@ -13,8 +13,10 @@ from fp4jax.models.config import PARTS, ModelConfig
 from fp4jax.nnx import DotGeneral
 from fp4jax.numerics import Quantizer, Site
 from fp4jax.ops.dot_general import pack_x
+from fp4jax.ops.gather import Gather
 from fp4jax.ops.residuals import PackedOperand
 from fp4jax.recipes import Recipe
+from fp4jax.sharding import constrain, num_shards, spec, used
 
 ACTIVATION_DTYPE = jnp.bfloat16
 LINEAR_OUTPUT = "linear_output"  # what rematerialization may save
@@ -35,6 +37,7 @@ class Linear(nnx.Linear):
     Args:
       in_features: rows of the kernel.
       out_features: columns of the kernel.
+      axes: what rows and columns are, which says how they are spread over a mesh.
       recipe: how fprop, dgrad and wgrad quantize their operands.
       init_std: standard deviation of the truncated normal that the kernel starts from,
         in units of 1 / sqrt(in_features).
@@ -48,6 +51,7 @@ class Linear(nnx.Linear):
         in_features: int,
         out_features: int,
         *,
+        axes: tuple[str | None, str | None],
         recipe: Recipe,
         init_std: float = 1.0,
         rngs: nnx.Rngs,
@@ -62,8 +66,10 @@ class Linear(nnx.Linear):
             dot_general=DotGeneral(recipe, rngs=rngs),
             promote_dtype=_as_they_are,
             preferred_element_type=ACTIVATION_DTYPE,
+            kernel_metadata={"axes": axes},
             rngs=rngs,
         )
+        self.axes = axes
 
     def __call__(
         self, x: jax.Array, *, packed: PackedOperand | None = None
@@ -80,8 +86,17 @@ class Linear(nnx.Linear):
             (((x.ndim - 1,), (0,)), ((), ())),
             preferred_element_type=ACTIVATION_DTYPE,
             packed=packed,
+            gather=gathered(*self.axes),
         )
+        y = constrain(y, "batch", *(None,) * (y.ndim - 2), self.axes[1])
         return checkpoint_name(y, LINEAR_OUTPUT)
+
+
+def gathered(*axes: str | None) -> Gather | None:
+    """Returns how products take a weight with such axes; None where it lies so."""
+    if num_shards("embed") == 1:
+        return None
+    return Gather(stored=spec(*axes), used=used(*axes))
 
 
 def packed_once(x: jax.Array, *layers: Linear) -> PackedOperand | None:
@@ -153,14 +168,23 @@ class Embed(nnx.Module):
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-        init = nnx.initializers.normal(stddev=config.d_model**-0.5)
+        shape = (config.vocab_size, config.d_model)
+        normal = jax.random.normal(rngs.params(), shape, jnp.float32)
+        # XLA would merge the factor with that of the normal numbers: the barrier keeps
+        # compiled ones equal to those that are not, bit for bit.
+        normal = lax.optimization_barrier(normal)
         self.embedding = nnx.Param(
-            init(rngs.params(), (config.vocab_size, config.d_model), jnp.float32)
+            normal * jnp.float32(config.d_model**-0.5),
+            axes=("vocab", "embed"),
         )
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Returns the vectors [b, t, d] of tokens [b, t]."""
-        return self.embedding[...][tokens].astype(ACTIVATION_DTYPE)
+        # A device looks up its features for all tokens of those that share the table.
+        tokens = constrain(tokens, "replica", None)
+        x = self.embedding[...][tokens].astype(ACTIVATION_DTYPE)
+        x = constrain(x, "replica", None, "embed")
+        return constrain(x, "batch", None, "embed")
 
     def attend(self, x: jax.Array) -> jax.Array:
         """Returns the float32 logits [b, t, v] of x [b, t, d]."""
@@ -173,7 +197,8 @@ class Head(nnx.Module):
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
         init = nnx.initializers.lecun_normal()
         self.kernel = nnx.Param(
-            init(rngs.params(), (config.d_model, config.vocab_size), jnp.float32)
+            init(rngs.params(), (config.d_model, config.vocab_size), jnp.float32),
+            axes=("embed", "vocab"),
         )
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -192,30 +217,43 @@ def residual_std(config: ModelConfig) -> float:
     return 1 / math.sqrt(sum(len(PARTS[kind]) for kind in config.kinds))
 
 
-@jax.custom_vjp
 def _logits(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """Returns the logits [b, t, v] of x [b, t, d] and a kernel [d, v]."""
+    logits = _head(gathered("embed", "vocab"), x, kernel)
+    return constrain(logits, "batch", None, "vocab")
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _head(gather: Gather | None, x: jax.Array, kernel: jax.Array) -> jax.Array:
     """Returns the float32 sums of products of bfloat16 operands.
 
     The gradient of the kernel stays float32: that of a bfloat16 operand is rounded, and
     over parts of a batch once for each.
     """
-    return _sums(
-        x.astype(ACTIVATION_DTYPE),
-        kernel.astype(ACTIVATION_DTYPE),
-        (((x.ndim - 1,), (0,)), ((), ())),
-    )
+    return _sums(*_operands(gather, x, kernel), (((x.ndim - 1,), (0,)), ((), ())))
 
 
-def _logits_fwd(x: jax.Array, kernel: jax.Array):
-    return _logits(x, kernel), (x, kernel)
+def _head_fwd(gather: Gather | None, x: jax.Array, kernel: jax.Array):
+    return _head(gather, x, kernel), (x, kernel)
 
 
-def _logits_bwd(operands: tuple[jax.Array, jax.Array], g: jax.Array):
-    x, kernel = (operand.astype(ACTIVATION_DTYPE) for operand in operands)
+def _head_bwd(gather: Gather | None, saved: tuple[jax.Array, jax.Array], g: jax.Array):
+    x, kernel = _operands(gather, *saved)
     dx = _sums(g, kernel, (((g.ndim - 1,), (1,)), ((), ())))
     tokens = tuple(range(g.ndim - 1))
     dkernel = _sums(x, g, ((tokens, tokens), ((), ())))
-    return dx.astype(operands[0].dtype), dkernel.astype(operands[1].dtype)
+    if gather is not None:
+        dkernel = gather.store(dkernel)
+    return dx.astype(saved[0].dtype), dkernel.astype(saved[1].dtype)
 
 
-_logits.defvjp(_logits_fwd, _logits_bwd)
+_head.defvjp(_head_fwd, _head_bwd)
+
+
+def _operands(
+    gather: Gather | None, x: jax.Array, kernel: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    x = x.astype(ACTIVATION_DTYPE)
+    if gather is None:
+        return x, kernel.astype(ACTIVATION_DTYPE)
+    return x, gather.cast(kernel, ACTIVATION_DTYPE)

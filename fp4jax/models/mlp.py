@@ -9,6 +9,8 @@ from fp4jax.models.config import ModelConfig
 from fp4jax.models.layers import Linear, packed_once, residual_std
 from fp4jax.recipes import Recipe
 
+_UP, _DOWN = ("embed", "mlp"), ("mlp", "embed")
+
 
 class SwiGLU(nnx.Module):
     """y = (silu(x W_gate) * x W_up) W_down."""
@@ -17,11 +19,14 @@ class SwiGLU(nnx.Module):
         self, config: ModelConfig, recipes: Mapping[str, Recipe], *, rngs: nnx.Rngs
     ):
         d, f = config.d_model, config.d_ff
-        self.gate = Linear(d, f, recipe=recipes["mlp/gate"], rngs=rngs)
-        self.up = Linear(d, f, recipe=recipes["mlp/up"], rngs=rngs)
+        self.gate, self.up = (
+            Linear(d, f, axes=_UP, recipe=recipes[f"mlp/{name}"], rngs=rngs)
+            for name in ("gate", "up")
+        )
         self.down = Linear(
             f,
             d,
+            axes=_DOWN,
             recipe=recipes["mlp/down"],
             init_std=residual_std(config),
             rngs=rngs,
@@ -45,10 +50,11 @@ class SquaredReLU(nnx.Module):
         self, config: ModelConfig, recipes: Mapping[str, Recipe], *, rngs: nnx.Rngs
     ):
         d, f = config.d_model, config.d_ff
-        self.up = Linear(d, f, recipe=recipes["mlp/up"], rngs=rngs)
+        self.up = Linear(d, f, axes=_UP, recipe=recipes["mlp/up"], rngs=rngs)
         self.down = Linear(
             f,
             d,
+            axes=_DOWN,
             recipe=recipes["mlp/down"],
             init_std=residual_std(config),
             rngs=rngs,

@@ -17,6 +17,7 @@ from fp4jax.train.optim import OptimConfig as OptimConfig
 from fp4jax.train.optim import Optimizer as Optimizer
 from fp4jax.train.optim import make_optimizer as make_optimizer
 from fp4jax.train.optim import make_schedule as make_schedule
+from fp4jax.train.partition import check_mesh as check_mesh
 from fp4jax.train.progress import Progress as Progress
 from fp4jax.train.sampling import check_sampling as check_sampling
 from fp4jax.train.sampling import make_sampler as make_sampler
@@ -26,6 +27,7 @@ from fp4jax.train.scoring import answer as answer
 from fp4jax.train.scoring import make_log_likelihoods as make_log_likelihoods
 from fp4jax.train.scoring import read_questions as read_questions
 from fp4jax.train.state import TrainState as TrainState
+from fp4jax.train.state import init_state as init_state
 from fp4jax.train.state import make_state as make_state
 from fp4jax.train.step import make_eval_step as make_eval_step
 from fp4jax.train.step import make_train_step as make_train_step

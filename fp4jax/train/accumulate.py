@@ -14,8 +14,9 @@ from fp4jax.nnx import (
     set_step,
     value_and_grad,
 )
-from fp4jax.sharding import constrain, num_row_shards
+from fp4jax.sharding import constrain, num_shards
 from fp4jax.train.losses import Batch, token_losses
+from fp4jax.train.partition import spread
 from fp4jax.train.state import TrainState
 
 
@@ -50,7 +51,7 @@ def accumulate(
         set_step(model, state.step, microbatch=index)
         nnx.update(model, weights)
         loss, grads = value_and_grad(_share)(model, rows, weight)
-        return loss, grads, nnx.state(model, Held)
+        return loss, spread(grads), nnx.state(model, Held)
 
     if microbatches == 1:
         return part(batch, None, nnx.State({}))
@@ -65,6 +66,7 @@ def accumulate(
     zeros = jax.tree.map(
         lambda x: jnp.zeros(x.shape, jnp.float32), (weight, state.params, state.held)
     )
+    zeros = spread(zeros)
     parts = jax.tree.map(lambda x: _split(x, microbatches), dict(batch))
     return lax.scan(add, zeros, (jnp.arange(microbatches), parts))[0]
 
@@ -79,7 +81,7 @@ def _quantized_weights(graph: nnx.GraphDef, state: TrainState) -> nnx.State:
 
 def _split(x: jax.Array, parts: int) -> jax.Array:
     """Returns [parts, b / parts, t] of [b, t], every part spread over the mesh."""
-    devices = num_row_shards()
+    devices = num_shards("batch")
     if x.shape[0] % (parts * devices):
         raise ValueError(
             "make_train_step: the rows of a batch must be a multiple of microbatches "

@@ -9,10 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 
 from fp4jax import taps
 from fp4jax.models import ModelConfig, Transformer
 from fp4jax.nnx import set_step
+from fp4jax.sharding import Compiled
 from fp4jax.train.losses import Batch, token_losses
 from fp4jax.train.state import TrainState
 
@@ -55,7 +57,7 @@ class SpikeDetector:
 
 
 def make_diagnosis(
-    graph: nnx.GraphDef, config: ModelConfig
+    graph: nnx.GraphDef, config: ModelConfig, *, mesh: Mesh | None = None
 ) -> Callable[[TrainState, Batch], str]:
     """Returns a function that names where the newest step stopped being finite.
 
@@ -66,13 +68,13 @@ def make_diagnosis(
     Args:
       graph: of a `fp4jax.models.Transformer`, from `make_state`.
       config: the model's.
+      mesh: that the state is spread over.
 
     Returns:
       A function of the state after a skipped step, whose parameters are those before
       it, and its batch, to one sentence.
     """
 
-    @jax.jit
     def step_flags(state: TrainState, batch: Batch):
         model = nnx.merge(graph, state.params, state.held, state.rest, copy=True)
 
@@ -84,12 +86,14 @@ def make_diagnosis(
         (loss, operands), _ = taps.value_and_grad(loss_fn)(model, batch)
         return loss, {path: _are_finite(found) for path, found in operands.items()}
 
+    compiled = Compiled(jax.jit(step_flags), mesh)
+
     def diagnose(state: TrainState, batch: Batch) -> str:
         for name, tree in (("batch", batch), ("parameters", state.params)):
             if broken := _not_finite(tree):
                 return f"Not finite in the {name}: {broken}."
         model = nnx.merge(graph, state.params, state.held, state.rest, copy=True)
-        loss, flags = step_flags(state, batch)
+        loss, flags = compiled(state, batch)
         found: dict[str, dict[str, bool]] = {}
         for path, of_layers in jax.device_get(flags).items():
             found |= _by_block(path, of_layers, model)

@@ -1,13 +1,17 @@
 """All that a training step reads and writes, as one pytree."""
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from jax.sharding import Mesh
 
 from fp4jax.nnx import Held
+from fp4jax.sharding import Compiled
+from fp4jax.train.partition import spread
 
 
 @jax.tree_util.register_dataclass
@@ -56,3 +60,24 @@ def make_state(
         skipped_in_row=jnp.zeros((), jnp.int32),
     )
     return graph, state
+
+
+def init_state(
+    make_model: Callable[[], nnx.Module],
+    transform: optax.GradientTransformation,
+    *,
+    mesh: Mesh | None,
+) -> TrainState:
+    """Returns the state of a run before its step 0, spread over a mesh.
+
+    Args:
+      make_model: returns the model of `make_state`; on a mesh while it is traced, so
+        that each device makes its own part only.
+      transform: initializes `opt_state`.
+      mesh: None is one device.
+    """
+
+    def make() -> TrainState:
+        return spread(make_state(make_model(), transform)[1])
+
+    return make() if mesh is None else Compiled(jax.jit(make), mesh)()

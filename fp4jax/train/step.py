@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +11,11 @@ from jax.sharding import Mesh
 
 from fp4jax.nnx import set_step
 from fp4jax.numerics.checks import is_integer
-from fp4jax.sharding import replicated, under
+from fp4jax.sharding import Compiled
 from fp4jax.train.accumulate import accumulate
 from fp4jax.train.losses import Batch, token_losses
 from fp4jax.train.optim import Optimizer
+from fp4jax.train.partition import spread
 from fp4jax.train.state import TrainState
 
 Metrics = dict[str, jax.Array]
@@ -32,7 +32,7 @@ def make_train_step(
     *,
     microbatches: int = 1,
     mesh: Mesh | None = None,
-) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+) -> Compiled[tuple[TrainState, Metrics]]:
     """Returns the jitted `step(state, batch) -> (state, metrics)`; it consumes state.
 
     With n microbatches, activations are those of b / n rows at a time; the gradient is
@@ -44,7 +44,7 @@ def make_train_step(
       optimizer: from `make_optimizer`.
       microbatches: equal parts of the batch's rows, processed one after another; their
         tokens must be whole blocks of the recipes.
-      mesh: over which the rows of batches are spread; every device has the state whole.
+      mesh: over which the rows of batches and the state are spread.
 
     Returns:
       A function of a batch with `inputs`, `targets`, `segment_ids`, `positions` and
@@ -91,18 +91,15 @@ def make_train_step(
             skipped=state.skipped + metrics["skipped"],
             skipped_in_row=jnp.where(finite, 0, state.skipped_in_row + 1),
         )
-        return state, metrics
+        return spread((state, metrics))
 
-    compiled = jax.jit(
-        step,
-        donate_argnums=0,
-        out_shardings=None if mesh is None else replicated(mesh),
-        compiler_options=COMPILER_OPTIONS,
-    )
-    return under(mesh, compiled)
+    compiled = jax.jit(step, donate_argnums=0, compiler_options=COMPILER_OPTIONS)
+    return Compiled(compiled, mesh)
 
 
-def make_eval_step(graph: nnx.GraphDef) -> Callable[[TrainState, Batch], Metrics]:
+def make_eval_step(
+    graph: nnx.GraphDef, *, mesh: Mesh | None = None
+) -> Compiled[Metrics]:
     """Returns the jitted `step(state, batch) -> {"loss_sum": float32 [], in nats}`.
 
     The forward pass is that of training, quantized fprop included; held amaxes are
@@ -115,4 +112,4 @@ def make_eval_step(graph: nnx.GraphDef) -> Callable[[TrainState, Batch], Metrics
         loss_sum, _ = token_losses(model, batch)
         return {"loss_sum": loss_sum}
 
-    return jax.jit(step, compiler_options=COMPILER_OPTIONS)
+    return Compiled(jax.jit(step, compiler_options=COMPILER_OPTIONS), mesh)

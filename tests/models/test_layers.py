@@ -11,6 +11,8 @@ from fp4jax import recipes
 from fp4jax.models.layers import Embed, Head, LayerNorm, Linear, RMSNorm
 from tests.cases import SMALL
 
+AXES = ("embed", "mlp")
+
 
 def activations(*shape):
     return jax.random.normal(jax.random.key(1), shape).astype(jnp.bfloat16)
@@ -18,7 +20,7 @@ def activations(*shape):
 
 def test_linear_hands_the_float32_kernel_to_its_recipe():
     recipe = recipes.e2m1_ref()
-    layer = Linear(32, 48, recipe=recipe, rngs=nnx.Rngs(0))
+    layer = Linear(32, 48, axes=AXES, recipe=recipe, rngs=nnx.Rngs(0))
     x, kernel = activations(2, 4, 32), layer.kernel[...]
     assert kernel.dtype == jnp.float32
 
@@ -36,7 +38,8 @@ def test_linear_hands_the_float32_kernel_to_its_recipe():
 
 
 def test_linear_starts_with_the_deviation_asked_for():
-    layer = Linear(256, 512, recipe=recipes.bf16(), init_std=0.5, rngs=nnx.Rngs(0))
+    recipe = recipes.bf16()
+    layer = Linear(256, 512, axes=AXES, recipe=recipe, init_std=0.5, rngs=nnx.Rngs(0))
     # 131072 draws: the deviation of their deviation is 0.2%.
     assert np.std(layer.kernel[...]) == pytest.approx(0.5 / 16, rel=0.01)
 

@@ -119,7 +119,7 @@ def test_siblings_with_held_amaxes_save_their_own():
 )
 def test_a_packed_input_takes_few_bytes(scale, bound):
     recipe = packed(recipes.ufp4(scale))
-    layer = Linear(64, 32, recipe=recipe, rngs=nnx.Rngs(0))
+    layer = Linear(64, 32, axes=("embed", "mlp"), recipe=recipe, rngs=nnx.Rngs(0))
     fp4jax.nnx.set_step(layer, 0)
     graph, state = nnx.split(layer)
     x = jnp.ones((256, 64), jnp.bfloat16)
