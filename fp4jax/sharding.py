@@ -31,7 +31,7 @@ RULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "batch": (DATA, FSDP, EXPERT),  # rows of a batch
         "replica": (DATA,),  # rows, as far as parameters are not spread
-        "expert": (EXPERT,),
+        "expert": (EXPERT, TENSOR),  # along both, an expert is whole
         "embed": (FSDP, EXPERT),  # features of the residual stream
         "mlp": (TENSOR,),
         "heads": (TENSOR,),

@@ -24,6 +24,7 @@ from fp4jax.nnx.step import is_compiling
 from fp4jax.numerics.groups import Groups
 from fp4jax.ops.dims import DimensionNumbers, Dims, flatten
 from fp4jax.ops.einsum import einsum_with
+from fp4jax.recipes import Recipe
 
 
 @jax.tree_util.register_dataclass
@@ -167,6 +168,11 @@ class _Tap(nnx.Module):
         w = _record(w, self.w.get_value())
         y = self.inner(*before, x, w, *after, **kwargs)
         return _record_cotangent(y, self.dy.get_value(), self.calls.get_value())
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """That of the product, which its layer may ask for."""
+        return getattr(self.inner, "recipe", None)
 
     def make_probes(self, path: str) -> None:
         """Makes the probes, in the shapes that were found.

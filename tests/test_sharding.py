@@ -41,8 +41,9 @@ def test_a_mesh_that_does_not_read_so_raises(text):
 def test_parameters_meet_rows_in_other_axes_than_they_are_stored_in():
     rows = ("data", "fsdp", "expert")
     assert sharding.spec("batch", None, "embed") == P(rows, None, None)
-    assert sharding.spec("expert", "embed", "mlp") == P("expert", "fsdp", "tensor")
-    assert sharding.used("expert", "embed", "mlp") == P(None, None, "tensor")
+    kernel = sharding.spec("expert", "embed", None)
+    assert kernel == P(("expert", "tensor"), "fsdp", None)
+    assert sharding.used("embed", "mlp") == P(None, "tensor")
 
 
 def test_outside_of_a_mesh_of_ours_nothing_is_constrained():

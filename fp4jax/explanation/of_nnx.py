@@ -11,6 +11,7 @@ from fp4jax.explanation.matmul import Matmul
 from fp4jax.explanation.trace import Note, Trace
 from fp4jax.nnx import GroupedLinear, layers
 from fp4jax.nnx.inject import Layer
+from fp4jax.recipes import Recipe
 
 
 def matmuls(model: nnx.Module, inputs: Any, kwargs: Any) -> list[Matmul]:
@@ -77,6 +78,11 @@ class _Watched(nnx.Module):
         is_module = isinstance(product, nnx.Module)
         self.product = nnx.data(product) if is_module else nnx.static(product)
         self.note, self.trace = nnx.static(note), nnx.static(trace)
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """That of the product, which its layer may ask for."""
+        return getattr(self.product, "recipe", None)
 
     def __call__(self, *args: Any, **kwargs: Any) -> jax.Array:
         with self.trace.layer(self.note):

@@ -11,6 +11,7 @@ from fp4jax.models.config import PARTS, ModelConfig
 from fp4jax.models.layers import make_norm
 from fp4jax.models.mamba2 import Mamba2
 from fp4jax.models.mlp import MLPS
+from fp4jax.models.moe import Balance, MoE
 from fp4jax.recipes import Recipe
 
 
@@ -25,6 +26,8 @@ class Block(nnx.Module):
       recipes: by paths such as "mlp/up".
       rngs: streams `params` and `quant`.
     """
+
+    moe: MoE  # where it is a part, as others are
 
     def __init__(
         self,
@@ -42,18 +45,23 @@ class Block(nnx.Module):
 
     def __call__(
         self, x: jax.Array, context: Mapping[str, Mapping[str, Any]]
-    ) -> jax.Array:
-        """Returns x [b, t, d] after all parts, each called with its own context."""
+    ) -> tuple[jax.Array, Balance | None]:
+        """Returns x [b, t, d] after all parts, and how its experts were used, if any.
+
+        Args:
+          x: [b, t, d].
+          context: what each part is called with besides.
+        """
+        balance = None
         for part in self.parts:
-            normalized = getattr(self, f"{part}_norm")(x)
-            x = x + getattr(self, part)(normalized, **context.get(part, {}))
-        return x
+            y = getattr(self, f"{part}_norm")(x)
+            y = getattr(self, part)(y, **context.get(part, {}))
+            if part == "moe":
+                y, balance = y
+            x = x + y
+        return x, balance
 
 
 def _maker(part: str, config: ModelConfig) -> Callable[..., nnx.Module]:
-    makers = {"attention": Attention, "mlp": MLPS[config.mlp], "mamba": Mamba2}
-    if part not in makers:
-        raise NotImplementedError(
-            f"Block: parts must be among {', '.join(makers)}, got {part}."
-        )
-    return makers[part]
+    makers = {"attention": Attention, "mamba": Mamba2, "moe": MoE}
+    return MLPS[config.mlp] if part == "mlp" else makers[part]

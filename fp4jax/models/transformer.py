@@ -2,18 +2,20 @@
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from fp4jax.models import moe
 from fp4jax.models.attention import document_mask, rope
 from fp4jax.models.block import Block
-from fp4jax.models.config import ModelConfig
+from fp4jax.models.config import PARTS, ModelConfig
 from fp4jax.models.layers import LINEAR_OUTPUT, Embed, Head, make_norm
 from fp4jax.models.mamba2 import count_documents
+from fp4jax.models.moe import Balance, Balances
 from fp4jax.models.runs import Run, find_runs
 from fp4jax.nnx import layers
 from fp4jax.policies import Policy, Schedule
@@ -24,6 +26,29 @@ _REMAT_POLICIES = {
     "dots": jax.checkpoint_policies.save_only_these_names(LINEAR_OUTPUT),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
+
+
+class Output(NamedTuple):
+    """What a model returns.
+
+    Attributes:
+      logits: float32 [b, t, v], of every next token.
+      balances: for each of the model's stacks how its experts were used, every array
+        with a leading axis of the stacked blocks; None where there are none.
+    """
+
+    logits: jax.Array
+    balances: Balances
+
+    @property
+    def aux_loss(self) -> jax.Array:
+        """What is added to the loss, float32 []."""
+        return moe.aux_loss(self.balances)
+
+    @property
+    def loads(self) -> jax.Array | None:
+        """int32 [blocks, e], the tokens of each expert; None without experts."""
+        return moe.loads(self.balances)
 
 
 class Transformer(nnx.Module):
@@ -108,16 +133,23 @@ class Transformer(nnx.Module):
         segment_ids: jax.Array | None = None,
         positions: jax.Array | None = None,
     ) -> jax.Array:
-        """Returns the logits of every next token.
+        """Returns the logits of every next token, those of `forward`."""
+        return self.forward(inputs, segment_ids=segment_ids, positions=positions).logits
+
+    def forward(
+        self,
+        inputs: jax.Array,
+        *,
+        segment_ids: jax.Array | None = None,
+        positions: jax.Array | None = None,
+    ) -> Output:
+        """Returns the logits of every next token, and how experts were used.
 
         Args:
           inputs: [b, t] int32 tokens.
           segment_ids: [b, t] int32, the document of each token; a token sees only its
             own. None: a row is one document.
           positions: [b, t] int32 within the document. None: counted along the row.
-
-        Returns:
-          [b, t, v] float32.
         """
         if segment_ids is None:
             segment_ids = jnp.ones_like(inputs)
@@ -125,12 +157,36 @@ class Transformer(nnx.Module):
             positions = jnp.broadcast_to(jnp.arange(inputs.shape[1]), inputs.shape)
         context = _context(segment_ids, positions, config=self.config)
         x = self.embed(inputs)
-        stacks = iter(self.stacks)
+        stacks, balances = iter(self.stacks), []
         for run in self.runs:
             unit = list(itertools.islice(stacks, run.period))
-            x = _apply(unit, x, context, config=self.config)
+            x, of_unit = _apply(unit, x, context, config=self.config)
+            balances += of_unit
         x = self.norm(x)
-        return self.embed.attend(x) if self.head is None else self.head(x)
+        logits = self.embed.attend(x) if self.head is None else self.head(x)
+        return Output(logits, tuple(balances))
+
+    def no_balances(self) -> tuple[Balance | None, ...]:
+        """Returns those of a batch without tokens."""
+
+        def of(place: range) -> Balance | None:
+            experts, kind = self.config.moe, self.config.kinds[place[0]]
+            if experts is None or "moe" not in PARTS[kind]:
+                return None
+            loads = jnp.zeros((len(place), experts.num_experts), jnp.int32)
+            return Balance(jnp.zeros(len(place)), loads)
+
+        return tuple(of(place) for place in self.places)
+
+    def move_biases(self, balances: Balances) -> None:
+        """Moves the biases of all routers, after a step, towards equal loads.
+
+        Args:
+          balances: of that step, as `forward` returns them.
+        """
+        for stack, balance in zip(self.stacks, balances, strict=True):
+            if balance is not None:
+                stack.moe.router.move_bias(balance.loads)
 
 
 def _recipes(
@@ -189,11 +245,11 @@ def _apply(
     context: Mapping[str, Mapping[str, Any]],
     *,
     config: ModelConfig,
-) -> jax.Array:
+) -> tuple[jax.Array, Balances]:
     """Runs stacks as one scan: the first blocks of all, then the second, and so on."""
     graphs, states = zip(*map(nnx.split, unit), strict=True)
 
-    def forward(graph: nnx.GraphDef) -> Callable[[jax.Array, nnx.State], jax.Array]:
+    def forward(graph: nnx.GraphDef) -> Callable[[jax.Array, nnx.State], Any]:
         def call(x, state):
             return nnx.merge(graph, state)(x, context)
 
@@ -205,8 +261,10 @@ def _apply(
     blocks = [forward(graph) for graph in graphs]
 
     def body(x, states):
+        balances = []
         for block, state in zip(blocks, states, strict=True):
-            x = block(x, state)
-        return x, None
+            x, balance = block(x, state)
+            balances.append(balance)
+        return x, tuple(balances)
 
-    return lax.scan(body, x, states, unroll=1 if config.scan_layers else True)[0]
+    return lax.scan(body, x, states, unroll=1 if config.scan_layers else True)

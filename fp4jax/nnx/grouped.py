@@ -1,5 +1,7 @@
 """Linear layers with a kernel for each of several groups of rows, such as experts."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -91,6 +93,7 @@ class GroupedLinear(nnx.Module):
       in_features: rows of a kernel.
       out_features: columns of a kernel.
       kernel_init: initializer of the kernels [groups, in, out].
+      kernel_metadata: of their variable.
       ragged_dot: what multiplies: `lax.ragged_dot`, or a `RaggedDot`.
       preferred_element_type: the dtype of the result.
       rngs: its stream `params` draws the kernels.
@@ -112,15 +115,23 @@ class GroupedLinear(nnx.Module):
         out_features: int,
         *,
         kernel_init: nnx.Initializer = _FAN_IN,
+        kernel_metadata: Mapping[str, Any] = MappingProxyType({}),
         ragged_dot: Any = lax.ragged_dot,
         preferred_element_type: Any = None,
         rngs: nnx.Rngs,
     ):
         self.kernel_shape = (groups, in_features, out_features)
-        self.kernel = nnx.Param(kernel_init(rngs.params(), self.kernel_shape))
+        self.kernel = nnx.Param(
+            kernel_init(rngs.params(), self.kernel_shape), **kernel_metadata
+        )
         is_module = isinstance(ragged_dot, nnx.Module)
         self.ragged_dot = nnx.data(ragged_dot) if is_module else ragged_dot
         self.preferred_element_type = preferred_element_type
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """How the product is quantized; None where it is not."""
+        return getattr(self.ragged_dot, "recipe", None)
 
     def __call__(
         self, x: jax.Array, groups: jax.Array | Groups, **positions: Any

@@ -40,28 +40,57 @@ class Tiles:
     rows: int = dataclasses.field(metadata={"static": True})
 
     @classmethod
-    def of_sizes(cls, sizes: jax.Array, num_rows: int, *, rows: int) -> "Tiles":
+    def of_sizes(
+        cls, sizes: jax.Array, num_rows: int, *, rows: int, parts: int = 1
+    ) -> "Tiles":
         """Returns those of consecutive groups; rows beyond the last have no place.
 
-        tiles of group i = ceil(size_i / a),  t = floor((m + min(e, m) (a - 1)) / a)
+        tiles of group i = ceil(size_i / a)
 
         Args:
           sizes: int32 [e], rows of each group.
           num_rows: m, at least the sum of the sizes.
           rows: a, of a tile.
+          parts: into which the groups are divided, of equally many groups and tiles: as
+            many of these as any sizes may need.
         """
         count = sizes.shape[0]
-        num_tiles = max(1, (num_rows + min(count, num_rows) * (rows - 1)) // rows)
+        in_part = count // parts
+        num_tiles = max(1, (num_rows + min(in_part, num_rows) * (rows - 1)) // rows)
         ends = jnp.cumsum(sizes)
         tile_ends = jnp.cumsum((sizes + (rows - 1)) // rows)
-        row, tile = (jnp.arange(n, dtype=jnp.int32) for n in (num_rows, num_tiles))
-        group = jnp.searchsorted(ends, row, side="right")
-        # A row moves on by what the groups before its own have filled their tiles with.
-        filled = jnp.concatenate([jnp.zeros(1, jnp.int32), tile_ends * rows - ends])
-        place = row + jnp.where(group < count, filled[group], num_tiles * rows)
-        of = jnp.searchsorted(tile_ends, tile, side="right")
-        of = jnp.minimum(of, count - 1).astype(jnp.int32)
+        part = jnp.arange(parts, dtype=jnp.int32)
+        before = jnp.concatenate([jnp.zeros(1, jnp.int32), tile_ends])[::in_part][:-1]
+        # Tiles of a part are numbered as if those before it had just what they need.
+        tile = before[:, None] + jnp.arange(num_tiles, dtype=jnp.int32)[None]
+        of = jnp.searchsorted(tile_ends, tile.reshape(-1), side="right")
+        of = of.reshape(tile.shape).astype(jnp.int32)
+        of = jnp.minimum(of, (part + 1)[:, None] * in_part - 1).reshape(-1)
+        # A row moves on by what stands between it and the rows before it.
+        moved = jnp.concatenate([jnp.zeros(1, jnp.int32), tile_ends * rows - ends])
+        moved = moved[:-1] + jnp.repeat((part * num_tiles - before) * rows, in_part)
+        moved = jnp.append(moved, parts * num_tiles * rows)
+        row = jnp.arange(num_rows, dtype=jnp.int32)
+        place = row + moved[jnp.searchsorted(ends, row, side="right")]
         return cls(place.astype(jnp.int32), of, count, rows)
+
+    @classmethod
+    def of_labels(
+        cls, labels: jax.Array, count: int, *, rows: int, parts: int = 1
+    ) -> "Tiles":
+        """Returns those of rows in any order.
+
+        Args:
+          labels: int32 [m], the group of each row.
+          count: number of groups.
+          rows: of a tile.
+          parts: as of `of_sizes`.
+        """
+        order = jnp.argsort(labels, stable=True)
+        sizes = jnp.zeros(count, jnp.int32).at[labels].add(1)
+        tiles = cls.of_sizes(sizes, labels.size, rows=rows, parts=parts)
+        of_row = tiles.of_row.at[order].set(tiles.of_row, unique_indices=True)
+        return dataclasses.replace(tiles, of_row=of_row)
 
     @property
     def groups(self) -> Groups:

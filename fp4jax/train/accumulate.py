@@ -1,12 +1,14 @@
 """The gradient of a batch, of all of it at once or as a sum over its microbatches."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from fp4jax.models import Transformer, moe
+from fp4jax.models.moe import Balance, Balances
 from fp4jax.nnx import (
     Held,
     QuantizedWeight,
@@ -15,9 +17,25 @@ from fp4jax.nnx import (
     value_and_grad,
 )
 from fp4jax.sharding import constrain, num_shards
-from fp4jax.train.losses import Batch, token_losses
+from fp4jax.train.losses import Batch, cross_entropies, inputs_of
 from fp4jax.train.partition import spread
 from fp4jax.train.state import TrainState
+
+
+class Gradient(NamedTuple):
+    """What a batch gives.
+
+    Attributes:
+      loss: float32 [], the masked mean.
+      grads: the gradient of the loss, and of what balances the experts.
+      held: the amaxes that are now held.
+      balances: for each of the model's stacks how its experts were used, or None.
+    """
+
+    loss: jax.Array
+    grads: nnx.State
+    held: nnx.State
+    balances: Balances
 
 
 def accumulate(
@@ -26,13 +44,14 @@ def accumulate(
     batch: Batch,
     *,
     microbatches: int,
-) -> tuple[jax.Array, nnx.State, nnx.State]:
+) -> Gradient:
     """Returns the masked mean loss, its gradient, and the amaxes that are now held.
 
     loss = sum_i loss_i,  loss_i = sum over the tokens of part i of mask nats / weight,
     weight = max(1, sum over all tokens of mask)
 
-    The weight comes before the parts, so that every dy is that of the whole batch.
+    The weight comes before the parts, so that every dy is that of the whole batch. The
+    auxiliary loss of experts is the mean of those of the parts, their loads are summed.
 
     Args:
       graph: the model's.
@@ -46,28 +65,40 @@ def accumulate(
     """
     weight = jnp.maximum(jnp.sum(batch["loss_mask"].astype(jnp.float32)), 1)
 
-    def part(rows: Batch, index: Any, weights: nnx.State) -> tuple[Any, Any, Any]:
+    def share(model: Transformer, rows: Batch) -> tuple[jax.Array, Any]:
+        output = model.forward(**inputs_of(rows))
+        loss = jnp.sum(cross_entropies(output.logits, rows)) / weight
+        balances = tuple(
+            balance and Balance(balance.aux_loss / microbatches, balance.loads)
+            for balance in output.balances
+        )
+        return loss + moe.aux_loss(balances), (loss, balances)
+
+    def part(rows: Batch, index: Any, weights: nnx.State) -> Gradient:
         model = nnx.merge(graph, state.params, state.held, state.rest, copy=True)
         set_step(model, state.step, microbatch=index)
         nnx.update(model, weights)
-        loss, grads = value_and_grad(_share)(model, rows, weight)
-        return loss, spread(grads), nnx.state(model, Held)
+        found, grads = value_and_grad(share, has_aux=True)(model, rows)
+        _, (loss, balances) = found
+        return Gradient(loss, spread(grads), nnx.state(model, Held), balances)
 
     if microbatches == 1:
         return part(batch, None, nnx.State({}))
     weights = _quantized_weights(graph, state)
 
-    def add(sums: tuple[Any, Any, Any], x: tuple[jax.Array, Batch]):
-        loss, grads, held = part(x[1], x[0], weights)
-        added = jax.tree.map(jnp.add, sums[:2], (loss, grads))
+    def add(sums: Gradient, x: tuple[jax.Array, Batch]):
+        found = part(x[1], x[0], weights)
+        added = jax.tree.map(jnp.add, sums, found)
         # Amaxes are not negative, and those of the whole are the largest of the parts.
-        return (*added, jax.tree.map(jnp.maximum, sums[2], held)), None
+        held = jax.tree.map(jnp.maximum, sums.held, found.held)
+        return added._replace(held=held), None
 
-    zeros = jax.tree.map(
+    parts = jax.tree.map(lambda x: _split(x, microbatches), dict(batch))
+    loss, grads, held = jax.tree.map(
         lambda x: jnp.zeros(x.shape, jnp.float32), (weight, state.params, state.held)
     )
-    zeros = spread(zeros)
-    parts = jax.tree.map(lambda x: _split(x, microbatches), dict(batch))
+    balances = nnx.merge(graph, state.params, state.held, state.rest).no_balances()
+    zeros = Gradient(loss, spread(grads), held, balances)
     return lax.scan(add, zeros, (jnp.arange(microbatches), parts))[0]
 
 
@@ -91,8 +122,3 @@ def _split(x: jax.Array, parts: int) -> jax.Array:
     x = jnp.reshape(x, (parts, x.shape[0] // parts, *x.shape[1:]))
     # Rows of one part lay together on few devices; left so, all would compute it.
     return constrain(x, None, "batch", None)
-
-
-def _share(model: nnx.Module, batch: Batch, weight: jax.Array) -> jax.Array:
-    """Returns what the rows contribute to the mean over a batch of some weight."""
-    return token_losses(model, batch)[0] / weight

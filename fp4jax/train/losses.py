@@ -1,6 +1,7 @@
 """The loss of language models over batches of packed documents."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +17,17 @@ def masked_losses(model: nnx.Module, batch: Batch) -> jax.Array:
 
     loss_i = mask_i (logsumexp(logits_i) - logits_i[target_i])
     """
-    logits = model(
-        batch["inputs"],
-        segment_ids=batch["segment_ids"],
-        positions=batch["positions"],
-    )
+    return cross_entropies(model(**inputs_of(batch)), batch)
+
+
+def inputs_of(batch: Batch) -> dict[str, Any]:
+    """Returns the arguments of a model that a batch has."""
+    names = ("inputs", "segment_ids", "positions")
+    return {name: batch[name] for name in names}
+
+
+def cross_entropies(logits: jax.Array, batch: Batch) -> jax.Array:
+    """Returns `masked_losses` of logits [b, t, v]."""
     losses = optax.losses.softmax_cross_entropy_with_integer_labels(
         logits, batch["targets"]
     )

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from fp4jax.models import ModelConfig, Transformer
 from fp4jax.models.config import PARTS
-from fp4jax.nnx import layers
+from fp4jax.nnx import GroupedLinear, layers
 from fp4jax.nnx.inject import Layer
 from fp4jax.numerics import Site
 from fp4jax.sharding import RULES, context_mesh, num_shards, spec, used
@@ -90,11 +90,12 @@ def _divided(
     for site, quantizer in layer.gemm.recipe.sites.items():
         if quantizer is None:
             continue
-        layout = (spec if site.operand == 1 else used)(*axes[-2:])
+        layout = P(*(spec if site.operand == 1 else used)(*axes)[-2:])
         part = NamedSharding(mesh, layout).shard_shape(shape)
         of_axes = zip("kn", part, shape, strict=True)
         sizes = {axis: size for axis, size, whole in of_axes if size < whole}
-        if num_shards("batch", mesh) > 1:
+        in_tiles = isinstance(layer.module, GroupedLinear)  # of whole blocks anyhow
+        if num_shards("batch", mesh) > 1 and not in_tiles:
             sizes["tokens"] = tokens
         for axis in _ALONG[site] if quantizer.is_square else _ALONG[site][:1]:
             if axis in sizes:
@@ -115,6 +116,5 @@ def _sizes(config: ModelConfig) -> Iterator[tuple[str, str, int]]:
         yield "mamba.num_heads", "heads", config.mamba.num_heads
     if config.moe is not None:
         yield "moe.num_experts", "expert", config.moe.num_experts
-        yield "moe.d_expert", "mlp", config.moe.d_expert
         if config.moe.d_shared:
             yield "moe.d_shared", "mlp", config.moe.d_shared

@@ -9,7 +9,9 @@ import optax
 from flax import nnx
 from jax.sharding import Mesh
 
-from fp4jax.nnx import set_step
+from fp4jax.models import moe
+from fp4jax.models.moe import Balances
+from fp4jax.nnx import Held, set_step
 from fp4jax.numerics.checks import is_integer
 from fp4jax.sharding import Compiled
 from fp4jax.train.accumulate import accumulate
@@ -51,7 +53,8 @@ def make_train_step(
       `loss_mask`, all [b, t]. Its metrics are scalars: the masked mean `loss`, the
       `grad_norm` before clipping, the `lr` of the step, and `skipped`: 1 where loss or
       gradient were not finite, and so neither parameters nor optimizer nor held amaxes
-      have changed.
+      nor the biases of routers have changed. Of a model with experts also the
+      `aux_loss`, and `load_max`: the most tokens that an expert got, over the mean.
 
     Raises:
       ValueError: `microbatches` is no positive integer; when called, rows that are no
@@ -64,7 +67,9 @@ def make_train_step(
         )
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        loss, grads, held = accumulate(graph, state, batch, microbatches=microbatches)
+        loss, grads, held, balances = accumulate(
+            graph, state, batch, microbatches=microbatches
+        )
         updates, opt_state = optimizer.transform.update(
             grads, state.opt_state, state.params
         )
@@ -75,6 +80,7 @@ def make_train_step(
             params=optax.apply_updates(state.params, updates),
             opt_state=opt_state,
             held=held,
+            rest=_rest(graph, state, balances),
         )
         # A step that went wrong leaves everything as it was but the counts.
         state = jax.tree.map(functools.partial(jnp.where, finite), new, state)
@@ -84,6 +90,7 @@ def make_train_step(
             "grad_norm": grad_norm,
             "lr": jnp.asarray(lr, jnp.float32),
             "skipped": (~finite).astype(jnp.int32),
+            **_use_of_experts(balances),
         }
         state = dataclasses.replace(
             state,
@@ -95,6 +102,25 @@ def make_train_step(
 
     compiled = jax.jit(step, donate_argnums=0, compiler_options=COMPILER_OPTIONS)
     return Compiled(compiled, mesh)
+
+
+def _rest(graph: nnx.GraphDef, state: TrainState, balances: Balances) -> nnx.State:
+    """Returns the rest of the state, in which the biases of routers have moved."""
+    if not any(balances):
+        return state.rest
+    model = nnx.merge(graph, state.params, state.held, state.rest, copy=True)
+    model.move_biases(balances)
+    _, _, _, rest = nnx.split(model, nnx.Param, Held, ...)
+    return rest
+
+
+def _use_of_experts(balances: Balances) -> Metrics:
+    """Returns the metrics of a model with experts."""
+    loads = moe.loads(balances)
+    if loads is None:
+        return {}
+    most, mean = jnp.max(loads, -1), jnp.mean(loads.astype(jnp.float32), -1)
+    return {"aux_loss": moe.aux_loss(balances), "load_max": jnp.max(most / mean)}
 
 
 def make_eval_step(

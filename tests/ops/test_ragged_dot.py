@@ -286,5 +286,14 @@ def test_tiles_hold_every_row_once(sizes):
     assert len(np.unique(of_used)) == of_used.size
 
 
+def test_tiles_of_parts_are_as_many_in_each():
+    labels = jnp.array([3, 0, 3, 1, 3, 0, 3], jnp.int32)
+    tiles = Tiles.of_labels(labels, 4, rows=2, parts=2)
+    np.testing.assert_array_equal(tiles.of, [0, 1, 1, 1, 3, 3, 3, 3])
+    laid = tiles.gather(jnp.arange(1, 8, dtype=jnp.int32))
+    expected = [[2, 6], [4, 0], [0, 0], [0, 0], [1, 3], [5, 7], [0, 0], [0, 0]]
+    np.testing.assert_array_equal(laid, expected)
+
+
 def test_policies_and_recipes_are_of_the_same_names():
     assert set(RECIPES) == set(policies.PRESETS)

@@ -1,0 +1,97 @@
+"""The router of a mixture of experts, in float32."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from fp4jax.models.config import MoEConfig
+
+
+class RouterBias(nnx.Variable):
+    """What is added to the scores of experts where they are chosen, float32 [e]."""
+
+
+class Routing(NamedTuple):
+    """Where tokens go.
+
+    Attributes:
+      experts: int32 [b, t, top_k], the experts of each token.
+      weights: float32 [b, t, top_k], of what each of them returns.
+      aux_loss: float32 [], 1 where experts are equally loaded, else more.
+      loads: int32 [e], the number of tokens that each expert gets.
+    """
+
+    experts: jax.Array
+    weights: jax.Array
+    aux_loss: jax.Array
+    loads: jax.Array
+
+
+class Router(nnx.Module):
+    """Sends each token to the experts with the highest scores.
+
+    scores = softmax(x W) or sigmoid(x W),  chosen = top_k(scores + bias),
+    weights = scaling scores[chosen] (/ sum of scores[chosen])
+
+    The bias decides the choice only; no gradient moves it, but `move_bias`.
+
+    References: DeepSeek-V3, 2024, for the bias; Fedus et al., Switch Transformers,
+    2021, for the auxiliary loss.
+    """
+
+    def __init__(self, config: MoEConfig, d_model: int, *, rngs: nnx.Rngs):
+        self.config = config
+        init = nnx.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
+        self.kernel = nnx.Param(init(rngs.params(), (d_model, config.num_experts)))
+        balances = config.bias_rate > 0
+        self.bias = RouterBias(jnp.zeros(config.num_experts) if balances else None)
+
+    def __call__(self, x: jax.Array) -> Routing:
+        """Returns the routing of the tokens x [b, t, d]."""
+        config = self.config
+        logits = jnp.einsum(
+            "btd,de->bte",
+            x.astype(jnp.float32),
+            self.kernel[...],
+            precision=lax.Precision.HIGHEST,
+        )
+        softmax = config.score == "softmax"
+        scores = jax.nn.softmax(logits) if softmax else jax.nn.sigmoid(logits)
+        bias = self.bias.get_value()
+        preferred = lax.stop_gradient(scores)
+        if bias is not None:
+            preferred += bias[None, None]
+        experts = lax.top_k(preferred, config.top_k)[1]
+        weights = jnp.take_along_axis(scores, experts, axis=-1)
+        if config.normalize:
+            weights /= jnp.sum(weights, -1, keepdims=True)
+        loads = jnp.sum(
+            jax.nn.one_hot(experts, config.num_experts, dtype=jnp.int32), (0, 1, 2)
+        )
+        shares = scores if softmax else scores / jnp.sum(scores, -1, keepdims=True)
+        return Routing(
+            experts, weights * config.scaling, _imbalance(loads, shares), loads
+        )
+
+    def move_bias(self, loads: jax.Array) -> None:
+        """Moves the bias of experts by the rate, up of those with less than the mean.
+
+        bias + rate sign(mean of loads - load)
+
+        Args:
+          loads: [*stack, e], the tokens that each got in a step.
+        """
+        bias = self.bias.get_value()
+        if bias is not None:
+            loads = loads.astype(jnp.float32)
+            error = jnp.mean(loads, -1, keepdims=True) - loads
+            self.bias.set_value(bias + self.config.bias_rate * jnp.sign(error))
+
+
+def _imbalance(loads: jax.Array, shares: jax.Array) -> jax.Array:
+    """Returns e sum_i f_i p_i of the fraction of tokens f and the mean score p."""
+    fractions = loads.astype(jnp.float32) / jnp.sum(loads)
+    return loads.size * jnp.sum(fractions * jnp.mean(shares, (0, 1)))
