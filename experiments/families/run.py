@@ -24,7 +24,7 @@ from experiments.trial import batches_of
 from fp4jax import data, models, policies, train
 from fp4jax.train import JsonLines
 
-MODELS = ("tiny", "olmo_tiny", "nemotron_h_tiny")
+MODELS = ("tiny", "olmo_tiny", "nemotron_h_tiny", "qwen3_tiny", "moe_tiny")
 DATA = ("data.batch_size=8", "data.sequence_length=128")
 
 

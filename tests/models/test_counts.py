@@ -22,11 +22,21 @@ PARAMETERS = {
     "nemotron_h_30m": 31_410_672,
     "nemotron_h_300m": 293_183_616,
     "nemotron_h_8b": 8_100_852_736,
+    "qwen3_tiny": 1_513_088,
+    "qwen3_47m": 47_291_776,
+    "qwen3_300m": 300_734_208,
+    "qwen3_700m": 703_361_024,
+    "qwen3_30b_a3b": 30_532_122_624,
+    "moe_tiny": 1_475_200,
+    "moe_45m": 44_772_736,
+    "moe_290m": 285_962_496,
+    "moe_7p9b": 7_820_622_336,
+    "moe_124b": 122_525_382_144,
 }
-DENSE = [name for name in PARAMETERS if set(PRESETS[name].blocks) == {"T"}]
+DENSE = [name for name in PRESETS if set(PRESETS[name].blocks) == {"T"}]
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize("name", PRESETS)
 def test_parameter_counts(name):
     assert num_params(PRESETS[name]) == PARAMETERS[name]
 
@@ -34,14 +44,29 @@ def test_parameter_counts(name):
 @pytest.mark.parametrize(
     ("name", "published", "within"),
     [
-        ("dense_1p5b", 1.5e9, 0.02),  # whose shape is not published
         ("olmo_1b", 1_176.8e6, 1e-4),
         ("olmo_7b", 6_888.1e6, 1e-5),
         ("nemotron_h_8b", 8.10e9, 1e-3),
+        ("qwen3_30b_a3b", 30.53e9, 1e-4),
+        ("dense_1p5b", 1.5e9, 0.02),  # the shapes of these are not published
+        ("moe_7p9b", 7.9e9, 0.02),
+        ("moe_124b", 124e9, 0.02),
     ],
 )
 def test_presets_have_the_published_sizes(name, published, within):
     assert num_params(PRESETS[name]) == pytest.approx(published, rel=within)
+
+
+@pytest.mark.parametrize(
+    ("name", "active"),
+    [
+        ("qwen3_30b_a3b", 3_353_032_704),  # 3.35B as published
+        ("moe_7p9b", 1_403_337_216),
+        ("moe_124b", 7_064_581_632),
+    ],
+)
+def test_active_parameters(name, active):
+    assert num_active_params(PRESETS[name]) == active
 
 
 def test_nemotron_h_has_the_published_blocks_and_projections():
@@ -73,6 +98,15 @@ def test_flops_of_a_hybrid():
     weights = 24 * (mamba + 2 * 4096 * 21_504) + 4 * attention + 131_072 * 4096
     mixing = 4 * 6 * 2048 * 4096 + 24 * 12 * 8192 * 128
     assert flops_per_token(config, sequence_length=2048) == 6 * weights + mixing
+
+
+def test_flops_of_a_mixture_count_the_chosen_experts():
+    config = PRESETS["qwen3_30b_a3b"]
+    attention = 2048 * (4096 + 2 * 512 + 4096)
+    experts = 2048 * 128 + 8 * 3 * 2048 * 768  # the router first
+    weights = 48 * (attention + experts) + 151_936 * 2048
+    mixing = 48 * 6 * 4096 * 4096
+    assert flops_per_token(config, sequence_length=4096) == 6 * weights + mixing
 
 
 def test_every_parameter_of_a_model_without_experts_is_active():
