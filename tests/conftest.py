@@ -23,6 +23,7 @@ BREADTH = (
     r"experiments/test_pretrain.*share_the_compiled",
     r"experiments/test_families.*policy_trains",
     r"experiments/test_processes.*onto_eight",
+    r"kernels/test_quantize.*(every_kernel|values\[(?!uniform-rht-sr-nan))",
     r"linen/test_inject.*(anew|inside_another|remat_ch|module_is_as|are_named)",
     r"linen/test_state.*(no_jit|of_flax|scan_that_sh|pass_through|where_they_add)",
     r"linen/test_state.*layers_hold_amaxes",

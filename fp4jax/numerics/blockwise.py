@@ -13,7 +13,9 @@ from fp4jax.numerics import (
     checks,
     eden,
     exact,
+    formats,
     hadamard,
+    packing,
     random_bits,
     rounding,
     scaling,
@@ -49,6 +51,20 @@ class Blocks:
     def operand(self, dtype: jax.typing.DTypeLike) -> jax.Array:
         """Returns values scale, joined: the input of the GEMM, no tensor scale yet."""
         return self.tiling.join(exact.cast(self.values * self.scale, dtype))
+
+    def codes(self, grid: Format) -> jax.Array:
+        """Returns uint8 codes, joined; of 4-bit grids two a byte along the axis."""
+        codes = formats.encode(self.tiling.join(self.values), grid)
+        if not packing.fits_half_a_byte(grid):
+            return codes
+        return packing.pack(
+            blocks.pad_to_multiple(codes, {self.axis: 2}), axis=self.axis
+        )
+
+    def scales(self, fmt: Format) -> jax.Array:
+        """Returns one scale for each block: uint8 codes, or float32 of `F32`."""
+        scales = lax.squeeze(self.scale, self.tiling.inside)
+        return scales if fmt == formats.F32 else formats.encode_magnitude(scales, fmt)
 
     def dequantized(self) -> jax.Array:
         """Returns float32 values like those of the array, still padded."""
@@ -141,16 +157,16 @@ def fp4_quantize(
     )
     t = x * inverse
     if isinstance(quantizer.rounding, Nearest):
-        return _signed(t, quantizer.grid), scale, tensor_scale, signs
+        return rounding.to_grid(t, quantizer.grid), scale, tensor_scale, signs
     assert key is not None
     words = random_bits.key_words(key, site.rounding_stream)
     if quantizer.is_stochastic:
         positions = blocks.positions(tiling, axis, start, tokens)
         bits = random_bits.uniform16(words, *positions)
-        values = _signed(t, quantizer.grid, tiling.split(bits))
+        values = rounding.to_grid(t, quantizer.grid, tiling.split(bits))
         return values, scale, tensor_scale, signs
     assert isinstance(quantizer.rounding, MSEden)
-    values = _signed(t, quantizer.grid)
+    values = rounding.to_grid(t, quantizer.grid)
     of_blocks = _block_positions(scale.shape, quantizer, axis, start, tokens)
     scale = eden.corrected_scales(
         scale,
@@ -252,7 +268,7 @@ def _best_candidate(
         scale, inverse = scaling.candidate_scale(
             block_amax, quantizer.scale, grid, candidate, factor
         )
-        choices.append((_signed(x * inverse, grid), scale))
+        choices.append((rounding.to_grid(x * inverse, grid), scale))
     return candidates.best(
         x,
         choices,
@@ -260,16 +276,6 @@ def _best_candidate(
         denominator=grid.max * quantizer.tensor_scale.target,
         inside=tiling.inside,
     )
-
-
-def _signed(t: jax.Array, grid: Format, bits: jax.Array | None = None) -> jax.Array:
-    """Rounds scaled elements to signed members of the grid, zero without a sign."""
-    magnitude = jnp.abs(t)
-    if bits is None:
-        magnitude = rounding.round_nearest(magnitude, grid)
-    else:
-        magnitude = rounding.round_stochastic(magnitude, bits, grid)
-    return jnp.where((t < 0) & (magnitude > 0), -magnitude, magnitude)
 
 
 def _check(

@@ -8,6 +8,7 @@ exact steps only.
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 _MAGNITUDE = 0x7FFFFFFF
@@ -19,6 +20,11 @@ _ONE = 0x3F800000
 def bits_of(x: jax.Array) -> jax.Array:
     """Returns the int32 pattern of a float32 array."""
     return lax.bitcast_convert_type(x, jnp.int32)
+
+
+def constant_bits(x: float) -> int:
+    """Returns the int32 pattern of a number."""
+    return int(np.float32(x).view(np.int32))
 
 
 def magnitude_bits_of(x: jax.Array) -> jax.Array:
@@ -66,7 +72,8 @@ def divide(a: jax.Array | float, b: jax.Array) -> jax.Array:
     exact: every partial product of 12-bit halves fits a float32, and so does each
     difference.
     """
-    a = jnp.asarray(a, jnp.float32)
+    if not isinstance(a, jax.Array):
+        a = jnp.full_like(b, a)
     # On mantissas in [1, 2) nothing over- or underflows.
     a_bits, b_bits = bits_of(a), bits_of(b)
     m_a = float_of((a_bits & _MANTISSA) | _ONE)

@@ -101,6 +101,11 @@ def encode_magnitude(x: jax.Array, fmt: Format) -> jax.Array:
     Returns:
       uint8 codes of the same shape.
     """
+    return magnitude_code(x, fmt).astype(jnp.uint8)
+
+
+def magnitude_code(x: jax.Array, fmt: Format) -> jax.Array:
+    """Returns `encode_magnitude` in int32."""
     mantissa_bits, emin = fmt.mantissa_bits, fmt.emin
     # From the lowest binade up, both terms stand in the float32 pattern.
     normal = exact.bits_of(x) >> (23 - mantissa_bits)
@@ -109,7 +114,7 @@ def encode_magnitude(x: jax.Array, fmt: Format) -> jax.Array:
     code = jnp.where(x < 2.0**emin, subnormal, normal)
     if fmt.nan_code is not None:
         code = jnp.where(jnp.isnan(x), fmt.nan_code, code)
-    return code.astype(jnp.uint8)
+    return code
 
 
 def decode_magnitude(code: jax.Array, fmt: Format) -> jax.Array:
@@ -124,9 +129,13 @@ def decode_magnitude(code: jax.Array, fmt: Format) -> jax.Array:
 
 def encode(x: jax.Array, grid: Format) -> jax.Array:
     """Encodes signed members of a grid as sign-magnitude uint8; -0 becomes +0."""
-    magnitude = encode_magnitude(jnp.abs(x), grid)
-    sign = jnp.uint8(1 << grid.magnitude_bits)
-    return jnp.where(x < 0, magnitude | sign, magnitude)
+    return signed_code(x, grid).astype(jnp.uint8)
+
+
+def signed_code(x: jax.Array, grid: Format) -> jax.Array:
+    """Returns `encode` in int32."""
+    magnitude = magnitude_code(jnp.abs(x), grid)
+    return jnp.where(x < 0, magnitude | (1 << grid.magnitude_bits), magnitude)
 
 
 def decode(code: jax.Array, grid: Format) -> jax.Array:

@@ -7,8 +7,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from fp4jax.numerics import checks
+from fp4jax.numerics.formats import Format
 
 Encoding = Literal["sign_magnitude", "twos_complement"]
+
+
+def fits_half_a_byte(grid: Format) -> bool:
+    """Returns whether signed codes of a grid take 4 bits at most."""
+    return grid.magnitude_bits < 4
 
 
 def pack(

@@ -40,11 +40,23 @@ def uniform16(
       row: uint32 row of each element, broadcastable against `column`.
       column: uint32 column of each element.
     """
-    h = jnp.uint32(0)
-    for word in (*words, row, column >> 1):
-        h = _absorb(h, word)
-    h = _finalize(h)
+    h = _hash(words, row, column >> 1)
     return (h >> ((column & jnp.uint32(1)) << 4)) & jnp.uint32(0xFFFF)
+
+
+def uniform16_pair(
+    words: tuple[jax.Array, jax.Array], row: jax.Array, half_column: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Returns `uniform16` at columns 2 half_column and the next, hashed once."""
+    h = _hash(words, row, half_column)
+    return h & jnp.uint32(0xFFFF), h >> 16
+
+
+def _hash(words: tuple[jax.Array, jax.Array], row: jax.Array, half_column: jax.Array):
+    h = jnp.uint32(0)
+    for word in (*words, row, half_column):
+        h = _absorb(h, word)
+    return _finalize(h)
 
 
 def _rotate_left(x: jax.Array, count: int) -> jax.Array:

@@ -66,6 +66,25 @@ NEAREST = Nearest()
 Rounding = Nearest | Stochastic | MSEden
 
 
+def to_grid(t: jax.Array, grid: Format, bits: jax.Array | None = None) -> jax.Array:
+    """Rounds scaled elements to signed members of a grid; zero has no sign.
+
+    Args:
+      t: float32.
+      grid: the grid.
+      bits: uint32 uniform in [0, 2^16), which round stochastically; None: to nearest.
+
+    Returns:
+      Float32 members of the grid.
+    """
+    magnitude = jnp.abs(t)
+    if bits is None:
+        magnitude = round_nearest(magnitude, grid)
+    else:
+        magnitude = round_stochastic(magnitude, bits, grid)
+    return jnp.where((t < 0) & (magnitude > 0), -magnitude, magnitude)
+
+
 def round_nearest(t: jax.Array, fmt: Format) -> jax.Array:
     """Rounds magnitudes to the nearest members of `fmt`, ties to the even code.
 

@@ -214,6 +214,7 @@ def block_scale(
     *,
     headroom: float = 1.0,
     factor: jax.Array | None = None,
+    inverse_factor: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the scale of each block and the number its elements are multiplied by.
 
@@ -225,6 +226,7 @@ def block_scale(
       grid: the element grid.
       headroom: what g_max is divided by, for scales of 3 mantissa bits.
       factor: s_enc of a two-level scale, from `tensor_factor`; None means 1.
+      inverse_factor: 1 / factor, correctly rounded, where it is known.
 
     Returns:
       (scale, inv), float32 of the shape of `amax`; `scale` is a member of the format.
@@ -239,7 +241,7 @@ def block_scale(
     else:
         per_unit = np.float32(headroom / grid.max)
         scaled = amax * (per_unit if factor is None else factor * per_unit)
-        value, inverse = _rounded_scale(scaled, scale.format, factor)
+        value, inverse = _rounded_scale(scaled, scale.format, factor, inverse_factor)
     return _poisoned(amax, factor, value, inverse)
 
 
@@ -260,22 +262,28 @@ def candidate_scale(
 
 
 def _rounded_scale(
-    scaled: jax.Array, fmt: Format, factor: jax.Array | None
+    scaled: jax.Array,
+    fmt: Format,
+    factor: jax.Array | None,
+    inverse_factor: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Rounds scales to a format of 3 mantissa bits; returns them and 1 / decoded."""
     value = round_nearest(scaled, fmt)
     if fmt in (UE5M3, UE5M3_FN):
         # A code of 0 is replaced by the value 1: the block rounds to 0.
         value = jnp.where(value == 0, jnp.float32(1), value)
-    decoded = value if factor is None else value * exact.divide(1.0, factor)
-    return value, _reciprocal_or_zero(decoded)
+    if factor is None:
+        return value, _reciprocal_or_zero(value)
+    if inverse_factor is None:
+        inverse_factor = exact.divide(1.0, factor)
+    return value, _reciprocal_or_zero(value * inverse_factor)
 
 
 def _poisoned(amax, factor, value, inverse) -> tuple[jax.Array, jax.Array]:
     """Returns scale and inverse, NaN where an amax is not finite."""
-    finite = jnp.isfinite(amax)
+    finite = amax < jnp.inf
     if factor is not None:
-        finite &= jnp.isfinite(factor)
+        finite &= jnp.abs(factor) < jnp.inf
     return jnp.where(finite, value, jnp.nan), jnp.where(finite, inverse, jnp.nan)
 
 
@@ -290,7 +298,7 @@ def _power_of_two(amax: jax.Array, rule: Rule | None, grid: Format):
     bits = exact.bits_of(amax)
     if rule == "truncation_free":
         # ceil((bits(amax) - bits(g_max)) / 2^23) is ceil(log2(amax / g_max)).
-        exponent = -((exact.bits_of(jnp.float32(grid.max)) - bits) >> 23)
+        exponent = -((exact.constant_bits(grid.max) - bits) >> 23)
     else:
         if rule == "even":
             bits = bits + (1 << (22 - grid.mantissa_bits))

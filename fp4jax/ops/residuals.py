@@ -13,9 +13,10 @@ import jax
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from fp4jax.numerics import F32, Quantizer, Site, formats, pack, unpack
-from fp4jax.numerics.blocks import Tiling, pad_to_multiple
+from fp4jax.numerics import F32, Quantizer, Site, formats, unpack
+from fp4jax.numerics.blocks import Tiling
 from fp4jax.numerics.blockwise import Blocks
+from fp4jax.numerics.packing import fits_half_a_byte
 from fp4jax.ops.operands import Operand
 
 RESIDUAL = "fp4_residual"  # the name that `jax.checkpoint` policies may save
@@ -76,15 +77,9 @@ def pack_operand(operand: Operand, quantizer: Quantizer) -> PackedOperand:
     blocks = operand.blocks
     assert blocks is not None
     tiling, axis = blocks.tiling, blocks.axis
-    codes = formats.encode(tiling.join(blocks.values), quantizer.grid)
-    if _fits_half_a_byte(quantizer):
-        codes = pack(pad_to_multiple(codes, {axis: 2}), axis=axis)
-    scales = lax.squeeze(blocks.scale, tiling.inside)
-    if quantizer.scale.format != F32:
-        scales = formats.encode_magnitude(scales, quantizer.scale.format)
     return PackedOperand(
-        codes=checkpoint_name(codes, RESIDUAL),
-        scales=checkpoint_name(scales, RESIDUAL),
+        codes=checkpoint_name(blocks.codes(quantizer.grid), RESIDUAL),
+        scales=checkpoint_name(blocks.scales(quantizer.scale.format), RESIDUAL),
         tensor_scale=blocks.tensor_scale,
         signs=blocks.signs,
         quantizer=quantizer,
@@ -102,7 +97,7 @@ def unpack_operand(packed: PackedOperand) -> Operand:
     size = quantizer.block_size
     tiling = Tiling(packed.blocked_shape, dict.fromkeys(packed.blocked_axes, size))
     codes, scales = packed.codes, packed.scales
-    if _fits_half_a_byte(quantizer):
+    if fits_half_a_byte(quantizer.grid):
         codes = unpack(codes, axis=axis)
         codes = lax.slice_in_dim(codes, 0, packed.blocked_shape[axis], axis=axis)
     if quantizer.scale.format != F32:
@@ -122,7 +117,3 @@ def unpack_operand(packed: PackedOperand) -> Operand:
         blocks=blocks,
         tensor_scale=packed.tensor_scale,
     )
-
-
-def _fits_half_a_byte(quantizer: Quantizer) -> bool:
-    return quantizer.grid.magnitude_bits < 4

@@ -1,0 +1,1 @@
+"""Fused kernels: each with its reference, its backends, and a choice between them."""

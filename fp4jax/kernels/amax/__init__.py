@@ -1,0 +1,1 @@
+"""The amax of a rotated array."""

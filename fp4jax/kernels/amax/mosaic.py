@@ -1,0 +1,62 @@
+"""The amax of a rotated matrix on NVIDIA GPUs, in Pallas Mosaic GPU."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax import lax
+
+from fp4jax.kernels import planes
+from fp4jax.kernels.geometry import along as geometry_along
+from fp4jax.numerics import exact
+
+
+def amax(
+    x: jax.Array,
+    signs: Sequence[float] | jax.Array,
+    *,
+    axis: int,
+    width: int = 2,
+    interpret: Any = False,
+) -> jax.Array:
+    """Returns max |x H'| of a matrix, float32 [], NaN where it has one.
+
+    Args:
+      x: float32 or bfloat16 [r, c].
+      signs: of the rotation: numbers, or where they are drawn a float32 array.
+      axis: the contraction axis.
+      width: runs of each thread.
+      interpret: as `plgpu.kernel` takes it.
+    """
+    size = signs.size if isinstance(signs, jax.Array) else len(signs)
+    geometry = geometry_along(
+        axis,
+        shape=x.shape,
+        size=size,
+        square=None,
+        width=width,
+        period=x.shape[0],
+        interpret=bool(interpret),
+    )
+    arrays = [signs] if isinstance(signs, jax.Array) else []
+
+    def kernel(x_ref, *refs):
+        *drawn, out_ref = refs
+        where = tuple(lax.axis_index(name) for name in geometry.grid)
+        run: Any = [drawn[0][i] for i in range(size)] if drawn else signs
+        tile = [plane.astype(jnp.float32) for plane in geometry.load(x_ref, where)]
+        largest = exact.bits_of(planes.amax(planes.rotate(tile, run)))
+        out_ref[where] = jnp.max(largest)
+
+    # As integers, which keep the order of magnitudes, and a NaN.
+    parts = plgpu.kernel(
+        kernel,
+        out_type=jax.ShapeDtypeStruct(tuple(geometry.grid.values()), jnp.int32),
+        grid=tuple(geometry.grid.values()),
+        grid_names=tuple(geometry.grid),
+        compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
+        interpret=interpret,
+    )(x.reshape(geometry.view), *arrays)
+    return exact.float_of(jnp.max(parts))

@@ -1,0 +1,21 @@
+"""What the default device can run."""
+
+import jax
+
+_MOSAIC_CAPABILITY = 9
+_MOSAIC_JAX = (0, 11)
+
+
+def without_mosaic() -> str | None:
+    """Returns why Pallas Mosaic GPU kernels cannot run here, or None."""
+    if jax.__version_info__[:2] < _MOSAIC_JAX:
+        return f"JAX must be at least 0.11, got {jax.__version__}"
+    device = jax.local_devices()[0]
+    major = str(getattr(device, "compute_capability", None)).partition(".")[0]
+    if device.platform == "gpu" and major.isdecimal():
+        if int(major) >= _MOSAIC_CAPABILITY:
+            return None
+    return (
+        "the device must be an NVIDIA GPU of compute capability "
+        f"{_MOSAIC_CAPABILITY}.0 or later, got {device.device_kind!r}"
+    )

@@ -1,0 +1,152 @@
+"""The arithmetic of a fused quantization, on the planes of a tile.
+
+Plane j of a tile holds element j of every run along the contraction axis. Held so,
+rotation, amax and rounding are operations on whole planes: nothing moves between the
+threads of a GPU, and what is computed is what `fp4jax.numerics` says, with the same
+functions.
+"""
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from fp4jax.numerics import Quantizer, exact, formats, rounding, scaling
+
+Plane = jax.Array
+
+
+class Quantized(NamedTuple):
+    """The planes of a quantized tile.
+
+    Attributes:
+      values: float32 members of the grid, one for each plane.
+      scales: float32 members of the scale's format, one for each block of planes.
+    """
+
+    values: tuple[Plane, ...]
+    scales: tuple[Plane, ...]
+
+
+def quantize(
+    planes: Sequence[Plane],
+    quantizer: Quantizer,
+    *,
+    signs: Sequence[float | jax.Array] | None = None,
+    factor: tuple[jax.Array, jax.Array] | None = None,
+    uniform: Callable[[int], tuple[Plane, Plane]] | None = None,
+    across: Callable[[Plane], Plane] = lambda amax: amax,
+) -> Quantized:
+    """Rotates, scales and rounds the planes of whole runs.
+
+    Args:
+      planes: equal arrays, `quantizer.multiple` of them.
+      quantizer: of nearest or stochastic rounding, without candidates.
+      signs: of the rotation: +1 and -1 where they are known, otherwise scalars.
+      factor: of two levels, s_enc and 1 / s_enc, float32 scalars.
+      uniform: maps i to the random bits of planes 2i and 2i + 1.
+      across: maps the amaxes of rows of blocks to those of square blocks.
+    """
+    planes = [plane.astype(jnp.float32) for plane in planes]
+    if signs is not None:
+        planes = rotate(planes, signs)
+    encode, decode = factor or (None, None)
+    values: list[Plane] = []
+    scales: list[Plane] = []
+    for first in range(0, len(planes), quantizer.block_size):
+        block = planes[first : first + quantizer.block_size]
+        scale, inverse = scaling.block_scale(
+            across(amax(block)),
+            quantizer.scale,
+            quantizer.grid,
+            headroom=quantizer.headroom,
+            factor=encode,
+            inverse_factor=decode,
+        )
+        values += [plane * inverse for plane in block]
+        scales.append(scale)
+    bits: list[Plane | None] = [None] * len(values)
+    if uniform is not None:
+        bits = [half for i in range(len(values) // 2) for half in uniform(i)]
+    grid = quantizer.grid
+    rounded = (rounding.to_grid(t, grid, u) for t, u in zip(values, bits, strict=True))
+    return Quantized(tuple(rounded), tuple(scales))
+
+
+def rotate(planes: Sequence[Plane], signs: Sequence[float | jax.Array]) -> list[Plane]:
+    """Returns the planes of x H', of runs as long as there are signs.
+
+    The butterflies are those of `fp4jax.numerics.hadamard`, in its order.
+    """
+    size = len(signs)
+    norm = np.float32(1 / math.sqrt(size))
+    rotated: list[Plane] = []
+    for first in range(0, len(planes), size):
+        run = [
+            _signed(p, s)
+            for p, s in zip(planes[first : first + size], signs, strict=True)
+        ]
+        distance = 1
+        while distance < size:
+            for i in range(size):
+                if not i & distance:
+                    a, b = run[i], run[i | distance]
+                    run[i], run[i | distance] = a + b, a - b
+            distance *= 2
+        rotated += [plane * norm for plane in run]
+    return rotated
+
+
+def amax(planes: Sequence[Plane]) -> Plane:
+    """Returns the largest magnitude across planes; NaN where one is."""
+    patterns = (exact.magnitude_bits_of(plane) for plane in planes)
+    return exact.float_of(functools.reduce(jnp.maximum, patterns))
+
+
+def operand(quantized: Quantized, dtype: jax.typing.DTypeLike) -> list[Plane]:
+    """Returns values scale, the planes of the GEMM's input."""
+    size = len(quantized.values) // len(quantized.scales)
+    return [
+        (value * quantized.scales[i // size]).astype(dtype)
+        for i, value in enumerate(quantized.values)
+    ]
+
+
+def packed(quantized: Quantized, quantizer: Quantizer, bits: int) -> list[Plane]:
+    """Returns int32 planes of codes, as many in each as `bits` have room for.
+
+    Args:
+      quantized: the planes.
+      quantizer: what made them.
+      bits: of an integer, 8 or 32; the first code is in its lowest.
+    """
+    width = 4 if quantizer.grid.magnitude_bits < 4 else 8
+    codes = [formats.signed_code(v, quantizer.grid) for v in quantized.values]
+    room = bits // width
+    words: list[Plane] = []
+    for first in range(0, len(codes), room):
+        parts = (
+            code << (width * i) if i else code
+            for i, code in enumerate(codes[first : first + room])
+        )
+        words.append(functools.reduce(operator.or_, parts))
+    return words
+
+
+def scale_codes(quantized: Quantized, quantizer: Quantizer) -> list[Plane]:
+    """Returns scales as they are stored: int32 codes, or float32 scales themselves."""
+    fmt = quantizer.scale.format
+    if fmt == formats.F32:
+        return list(quantized.scales)
+    return [formats.magnitude_code(scale, fmt) for scale in quantized.scales]
+
+
+def _signed(plane: Plane, sign: float | jax.Array) -> Plane:
+    if isinstance(sign, jax.Array):
+        return plane * sign
+    return plane if sign > 0 else -plane

@@ -1,0 +1,303 @@
+"""Fused quantization on NVIDIA GPUs, in Pallas Mosaic GPU."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from fp4jax.kernels import planes
+from fp4jax.kernels.amax.mosaic import amax as amax_of
+from fp4jax.kernels.geometry import Geometry
+from fp4jax.kernels.geometry import along as geometry_along
+from fp4jax.kernels.planes import Plane
+from fp4jax.kernels.quantize.outputs import Output, Quantized
+from fp4jax.kernels.registers import WARPGROUP
+from fp4jax.numerics import (
+    F32,
+    Quantizer,
+    Site,
+    Stochastic,
+    blocks,
+    exact,
+    hadamard,
+    random_bits,
+    scaling,
+)
+from fp4jax.numerics.rounding import Nearest
+
+WIDTHS = (2, 1)  # runs of each thread, the first that the shape has room for
+_MAX_RUN = 128
+_SQUARES = (8, 16, 32)
+
+
+def quantize(
+    x: jax.Array,
+    quantizer: Quantizer,
+    *,
+    outputs: Sequence[Output],
+    axis: int,
+    other: int | None = None,
+    key: jax.Array | None = None,
+    amax: jax.Array | None = None,
+    start: tuple[jax.Array, jax.Array] | None = None,
+    site: Site = Site.FPROP_X,
+    interpret: Any = False,
+) -> Quantized:
+    """Quantizes an array as `reference.quantize` does, where `unsupported` is None."""
+    view = _View.of(x, axis)
+    width = _width(view, quantizer)
+    signs = factor = noise = tensor_scale = None
+    if quantizer.rotation is not None:
+        signs = _signs(quantizer, key, site)
+    if quantizer.tensor_scale is not None:
+        if amax is None:
+            amax = _amax(view, signs, width, interpret)
+        factor = scaling.tensor_factor(amax, quantizer.tensor_scale, quantizer.grid.max)
+        tensor_scale = exact.divide(1.0, factor)
+        factor = jnp.stack([factor, tensor_scale])
+    elif quantizer.scale.prescale is not None:
+        tensor_scale = jnp.float32(1 / quantizer.scale.prescale)
+    if quantizer.is_stochastic:
+        assert key is not None
+        zero = jnp.uint32(0)
+        words = random_bits.key_words(key, site.rounding_stream)
+        noise = jnp.stack([*words, *(start or (zero, zero))])
+    found = quantize_matrix(
+        view.matrix,
+        quantizer,
+        axis=view.axis,
+        outputs=outputs,
+        scalars=Scalars(noise, factor, signs),
+        period=view.period,
+        width=width,
+        interpret=interpret,
+    )
+    shapes = {
+        Output.SCALES: tuple(
+            n // quantizer.block_size if i in (axis, other) else n
+            for i, n in enumerate(x.shape)
+        )
+    }
+    arrays = {
+        output: array.reshape(shapes.get(output, view.shape_of(array)))
+        for output, array in found.items()
+    }
+    return Quantized(
+        arrays, tensor_scale, None if signs is None else jnp.asarray(signs)
+    )
+
+
+def unsupported(
+    x: jax.Array, quantizer: Quantizer, *, axis: int, other: int | None = None
+) -> str | None:
+    """Returns what of a call `quantize` cannot do, or None."""
+    rounding, run = quantizer.rounding, quantizer.multiple
+    if x.dtype not in (jnp.float32, jnp.bfloat16):
+        return f"x must be float32 or bfloat16, got {x.dtype}"
+    if quantizer.scale.candidates or not isinstance(rounding, Nearest | Stochastic):
+        return f"scales must be of one candidate, and rounding not {rounding}"
+    if quantizer.is_square and quantizer.block_size not in _SQUARES:
+        return f"square blocks must be of {_SQUARES}, got {quantizer.block_size}"
+    if run % 8 or run > _MAX_RUN:
+        return f"a run must be a multiple of 8 up to {_MAX_RUN}, got {run}"
+    if x.shape[axis] % run:
+        return f"axis {axis} must be a multiple of {run}, got shape={x.shape}"
+    if quantizer.is_square and other != (axis - 1 if axis == x.ndim - 1 else axis + 1):
+        return f"square blocks must lie along neighboring axes, got {axis}, {other}"
+    if quantizer.is_square and x.shape[other or 0] % quantizer.block_size:
+        return f"axis {other} must be in whole blocks, got shape={x.shape}"
+    if not _width(_View.of(x, axis), quantizer):
+        return f"there must be a multiple of {WARPGROUP} runs, got shape={x.shape}"
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class _View:
+    """An array as a matrix with its contraction axis first or last.
+
+    Attributes:
+      matrix: [r, c].
+      axis: the contraction axis of it, or of the matrices that stand one above the
+        other in it.
+      period: rows of each of these.
+      shape: of the array.
+      contraction: the contraction axis of the array.
+    """
+
+    matrix: jax.Array
+    axis: int
+    period: int
+    shape: tuple[int, ...]
+    contraction: int
+
+    @classmethod
+    def of(cls, x: jax.Array, axis: int) -> "_View":
+        n = x.shape[axis]
+        if axis == x.ndim - 1:
+            return cls(x.reshape(-1, n), 1, n, x.shape, axis)
+        columns = math.prod(x.shape[axis + 1 :])
+        return cls(x.reshape(-1, columns), 0, n, x.shape, axis)
+
+    def shape_of(self, matrix: jax.Array) -> tuple[int, ...]:
+        """Returns the shape of an array that only the contraction axis may shorten."""
+        n = self.shape[self.contraction] * matrix.size // self.matrix.size
+        return *self.shape[: self.contraction], n, *self.shape[self.contraction + 1 :]
+
+
+def _width(view: _View, quantizer: Quantizer) -> int:
+    """Returns the runs of each thread, 0 if the shape has not room for one."""
+    rows, columns = view.matrix.shape
+    runs = columns
+    if view.axis == 1:
+        runs = rows if quantizer.is_square else rows * columns // quantizer.multiple
+    fitting = (n for n in WIDTHS if runs and runs % (WARPGROUP * n) == 0)
+    return next(fitting, 0)
+
+
+def _signs(quantizer: Quantizer, key: jax.Array | None, site: Site):
+    """Returns the signs of the rotation: numbers where they are fixed."""
+    rotation = quantizer.rotation
+    assert rotation is not None
+    if rotation.draws:
+        return hadamard.sign_vector(rotation, key, site.signs_stream)
+    with jax.ensure_compile_time_eval():
+        return np.asarray(hadamard.sign_vector(rotation, None, 0)).tolist()
+
+
+def _amax(view: _View, signs: Any, width: int, interpret: Any) -> jax.Array:
+    if signs is None:
+        return blocks.amax(view.matrix)
+    return amax_of(view.matrix, signs, axis=view.axis, width=width, interpret=interpret)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scalars:
+    """What a kernel reads besides its matrix.
+
+    Attributes:
+      noise: uint32 [4], two words of a key, row and column of the first element; None
+        where nothing is drawn.
+      factor: float32 [2], s_enc and 1 / s_enc of two levels, or None.
+      signs: of the rotation: numbers, or where they are drawn a float32 array; None
+        without a rotation.
+    """
+
+    noise: jax.Array | None = None
+    factor: jax.Array | None = None
+    signs: Sequence[float] | jax.Array | None = None
+
+    @property
+    def arrays(self) -> dict[str, jax.Array]:
+        """Those that are arrays, by name."""
+        fields = {"noise": self.noise, "factor": self.factor, "signs": self.signs}
+        return {k: v for k, v in fields.items() if isinstance(v, jax.Array)}
+
+
+def quantize_matrix(
+    x: jax.Array,
+    quantizer: Quantizer,
+    *,
+    axis: int,
+    outputs: Sequence[Output],
+    scalars: Scalars = Scalars(),
+    period: int | None = None,
+    width: int = 2,
+    interpret: Any = False,
+) -> dict[Output, jax.Array]:
+    """Quantizes a matrix in blocks along one axis of it.
+
+    Args:
+      x: float32 or bfloat16 [r, c].
+      quantizer: of nearest or stochastic rounding, without candidates.
+      axis: the contraction axis.
+      outputs: what to write.
+      scalars: further inputs.
+      period: rows of each of several matrices that stand one above the other, where
+        `axis` is 0; None: there is one.
+      width: runs of each thread.
+      interpret: as `plgpu.kernel` takes it.
+
+    Returns:
+      Of each output: the operand [r, c]; codes [r, c], of 4-bit grids half as many
+      along `axis`, uint8; scales, one for each block.
+    """
+    geometry = geometry_along(
+        axis,
+        shape=x.shape,
+        size=quantizer.multiple,
+        square=quantizer.block_size if quantizer.is_square else None,
+        width=width,
+        period=period or x.shape[0],
+        interpret=bool(interpret),
+    )
+    arrays = scalars.arrays
+
+    def kernel(x_ref, *refs):
+        inputs = dict(zip(arrays, refs[: len(arrays)], strict=True))
+        where = tuple(lax.axis_index(name) for name in geometry.grid)
+        signs: Any = scalars.signs
+        factor = uniform = None
+        if "signs" in inputs:
+            signs = [inputs["signs"][i] for i in range(arrays["signs"].size)]
+        if "factor" in inputs:
+            factor = inputs["factor"][0], inputs["factor"][1]
+        if quantizer.is_stochastic:
+            uniform = geometry.uniform(where, inputs["noise"])
+        quantized = planes.quantize(
+            geometry.load(x_ref, where),
+            quantizer,
+            signs=signs,
+            factor=factor,
+            uniform=uniform,
+            across=geometry.across,
+        )
+        for output, ref in zip(outputs, refs[len(arrays) :], strict=True):
+            geometry.store(ref, where, _planes(output, quantized, quantizer, geometry))
+
+    found = plgpu.kernel(
+        kernel,
+        out_type=[_out_type(output, quantizer, geometry) for output in outputs],
+        grid=tuple(geometry.grid.values()),
+        grid_names=tuple(geometry.grid),
+        compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
+        interpret=interpret,
+    )(x.reshape(geometry.view), *arrays.values())
+    return dict(zip(outputs, map(geometry.matrix, found), strict=True))
+
+
+def _planes(
+    output: Output,
+    quantized: planes.Quantized,
+    quantizer: Quantizer,
+    geometry: Geometry,
+) -> Sequence[Plane]:
+    match output:
+        case Output.OPERAND:
+            return planes.operand(quantized, jnp.bfloat16)
+        case Output.CODES:
+            return planes.packed(quantized, quantizer, geometry.word)
+        case Output.SCALES:
+            return geometry.of_squares(planes.scale_codes(quantized, quantizer))
+
+
+def _out_type(
+    output: Output, quantizer: Quantizer, geometry: Geometry
+) -> jax.ShapeDtypeStruct:
+    size = geometry.size
+    match output:
+        case Output.OPERAND:
+            return geometry.elements(size, jnp.bfloat16)
+        case Output.CODES:
+            bits = size * (4 if quantizer.grid.magnitude_bits < 4 else 8)
+            dtype = {8: jnp.uint8, 32: jnp.uint32}[geometry.word]
+            return geometry.elements(bits // geometry.word, dtype)
+        case Output.SCALES:
+            is_float = quantizer.scale.format == F32
+            dtype = jnp.float32 if is_float else jnp.uint8
+            return geometry.blocks(size // quantizer.block_size, dtype)

@@ -1,0 +1,80 @@
+"""What the tests of kernels share."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from fp4jax import recipes
+from fp4jax.kernels.quantize import Output
+from fp4jax.numerics import (
+    E2M1,
+    E4M3,
+    E8M0,
+    UE5M3,
+    UNIFORM,
+    Fresh,
+    Hadamard,
+    Quantizer,
+    Scale,
+    Site,
+    Stochastic,
+)
+from fp4jax.numerics.hadamard import PerStepSigns
+
+mosaic = pytest.mark.skipif(
+    jax.__version_info__ < (0, 11), reason="kernels need JAX 0.11"
+)
+
+QUANTIZERS = {
+    "uniform": Quantizer(grid=UNIFORM),
+    "uniform-rht-sr": recipes.ufp4().wgrad.dy,
+    "uniform-rht64": Quantizer(grid=UNIFORM, rotation=Hadamard(64)),
+    "uniform-drawn-signs": Quantizer(
+        grid=UNIFORM, rotation=Hadamard(16, PerStepSigns())
+    ),
+    "nvfp4-rht": recipes.nvfp4().wgrad.x,
+    "nvfp4-square": recipes.nvfp4().fprop.w,
+    "nvfp4-sr-pad": Quantizer(
+        E2M1, 16, Scale(E4M3), tensor_scale=Fresh(), rounding=Stochastic()
+    ),
+    "ue5m3": Quantizer(E2M1, 16, Scale(UE5M3), tensor_scale=Fresh()),
+    "mxfp4-floor-sr": Quantizer(
+        E2M1, 32, Scale(E8M0, rule="floor", prescale=0.75), rounding=Stochastic()
+    ),
+    "ti2d-sr": recipes.ti2d().dgrad.dy,
+    "mxfp8": recipes.mxfp8().fprop.x,
+}
+
+
+def how(quantizer, axis):
+    """The arguments of a call, of a part of a [2, ...] array."""
+    return {
+        "outputs": tuple(Output),
+        "axis": axis,
+        "other": (1 if axis == 2 else 2) if quantizer.is_square else None,
+        "key": jax.random.key(5),
+        "start": (jnp.uint32(7), jnp.uint32(64)),
+        "site": Site.WGRAD_DY,
+    }
+
+
+def tensor(shape, dtype):
+    """Values of which sums of 128 are exact, and some to spoil."""
+    sizes, signs = jax.random.split(jax.random.key(0))
+    x = 2.0 ** jax.random.randint(sizes, shape, -4, 4)
+    return (x * jax.random.rademacher(signs, shape)).astype(dtype)
+
+
+def assert_equal(found, expected):
+    """Asserts that all of two results is the same bit for bit."""
+    assert found.arrays.keys() == expected.arrays.keys()
+    same = jax.tree.map(
+        lambda a, b: (
+            a.shape == b.shape
+            and a.dtype == b.dtype
+            and bool(jnp.array_equal(a, b, equal_nan=a.dtype != jnp.uint8))
+        ),
+        (found.arrays, found.tensor_scale, found.signs),
+        (expected.arrays, expected.tensor_scale, expected.signs),
+    )
+    assert jax.tree.all(same), same

@@ -1,0 +1,115 @@
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from fp4jax import recipes
+from fp4jax.kernels.quantize import Output, quantize, reference
+from tests.kernels.cases import QUANTIZERS, assert_equal, how, mosaic, tensor
+
+quantizers = pytest.mark.parametrize("name", QUANTIZERS)
+axes = pytest.mark.parametrize("axis", [1, 2], ids=["columns", "rows"])
+dtypes = pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+
+
+def by_kernel(*args, **kwargs):
+    from fp4jax.kernels.quantize import mosaic
+
+    return mosaic.quantize(*args, **kwargs)
+
+
+def interpreted(x, quantizer, axis):
+    from jax.experimental.pallas import mosaic_gpu
+
+    params = mosaic_gpu.InterpretGPUParams()
+    return by_kernel(x, quantizer, **how(quantizer, axis), interpret=params)
+
+
+def check(x, quantizer, axis):
+    expected = reference.quantize(x, quantizer, **how(quantizer, axis))
+    assert_equal(interpreted(x, quantizer, axis), expected)
+
+
+@mosaic
+@pytest.mark.parametrize(
+    "name, axis", [("uniform-rht-sr", 1), ("nvfp4-rht", 2), ("ti2d-sr", 2)]
+)
+def test_the_kernel_equals_the_reference(name, axis):
+    check(tensor((2, 64, 128), jnp.bfloat16), QUANTIZERS[name], axis)
+
+
+@mosaic
+@quantizers
+@axes
+@dtypes
+def test_every_kernel_equals_the_reference(name, axis, dtype):
+    check(tensor((2, 64, 128), dtype), QUANTIZERS[name], axis)
+
+
+@mosaic
+@pytest.mark.parametrize("value", [jnp.nan, 0.0, 1e-40, 3e38])
+@pytest.mark.parametrize("name", ["uniform-rht-sr", "nvfp4-square", "ti2d-sr"])
+def test_edge_values(name, value):
+    x = tensor((2, 64, 128), jnp.float32).at[1, :16, 3].set(value)
+    check(x.at[0].set(value if value == 0 else x[0]), QUANTIZERS[name], 2)
+
+
+@mosaic
+@pytest.mark.parametrize("name, axis", [("uniform-rht-sr", 2), ("nvfp4-square", 1)])
+def test_lowers_for_cuda(name, axis):
+    quantizer = QUANTIZERS[name]
+    call = functools.partial(by_kernel, quantizer=quantizer, **how(quantizer, axis))
+    x = jax.ShapeDtypeStruct((2, 64, 128), jnp.bfloat16)
+    arrays = jax.jit(lambda x: call(x).arrays[Output.OPERAND])
+    text = arrays.trace(x).lower(lowering_platforms=("cuda",)).as_text()
+    assert "mosaic_gpu" in text
+
+
+@pytest.mark.parametrize(
+    "shape, axis, name, complaint",
+    [
+        ((4, 24), 1, "uniform", "axis 1 must be a multiple of 16"),
+        ((4, 64), 1, "uniform", "a multiple of 128 runs"),
+        ((64, 24), 0, "uniform", "a multiple of 128 runs"),
+        ((48, 256), 1, "ti2d-sr", "axis 0 must be in whole blocks"),
+    ],
+)
+@mosaic
+def test_says_what_it_cannot_do(shape, axis, name, complaint):
+    from fp4jax.kernels.quantize import mosaic
+
+    quantizer = QUANTIZERS[name]
+    other = 1 - axis if quantizer.is_square else None
+    x = jnp.zeros(shape, jnp.bfloat16)
+    assert complaint in mosaic.unsupported(x, quantizer, axis=axis, other=other)
+
+
+@mosaic
+def test_recipes_beyond_it_are_named():
+    from fp4jax.kernels.quantize import mosaic
+
+    x = jnp.zeros((256, 256), jnp.bfloat16)
+    four_over_six = recipes.four_over_six().fprop.x
+    eden = recipes.quartet2().wgrad.dy
+    half = x.astype(jnp.float16)
+    assert "candidate" in mosaic.unsupported(x, four_over_six, axis=1)
+    assert "MSEden" in mosaic.unsupported(x, eden, axis=1)
+    assert "float16" in mosaic.unsupported(half, QUANTIZERS["uniform"], axis=1)
+
+
+def test_a_named_implementation_never_falls_back():
+    x, quantizer = jnp.ones((256, 256)), QUANTIZERS["uniform"]
+    with pytest.raises(NotImplementedError, match="'mosaic' cannot do this: .* got"):
+        quantize(x, quantizer, outputs=[], axis=1, implementation="mosaic")
+    with pytest.raises(ValueError, match="one of mosaic, xla or None"):
+        quantize(x, quantizer, outputs=[], axis=1, implementation="triton")
+
+
+def test_chooses_what_runs_here_and_says_why(caplog):
+    x = tensor((2, 64, 128), jnp.bfloat16)
+    quantizer = QUANTIZERS["uniform"]
+    with caplog.at_level("INFO"):
+        found = quantize(x, quantizer, **how(quantizer, 2))
+    assert_equal(found, reference.quantize(x, quantizer, **how(quantizer, 2)))
+    assert "quantize runs in XLA: " in caplog.text
