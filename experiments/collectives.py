@@ -7,6 +7,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 
+import numpy as np
+
 _KINDS = (
     "all-gather",
     "all-reduce",
@@ -23,10 +25,13 @@ _CALLED = re.compile(
     r"(?:\{([^}]*)\}|%?([\w.-]+))"
 )
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
-# Groups of devices: listed, as a shape, or as axes of a mesh, some of them in part.
-_LISTED_GROUPS = re.compile(r"replica_groups=\{\{([\d,]*)\}")
-_SHAPED_GROUPS = re.compile(r"replica_groups=\[\d+,(\d+)\]")
-_MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}")
+# Groups of devices: listed, or the rows of a matrix, or along axes of a mesh.
+_LISTED = re.compile(r"replica_groups=\{\{([\d,]*)\}")
+_ROWS = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=(\S+?)(?:,? |$)")
+_MESH = re.compile(
+    r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(([^{]*)\))? \{([^}]*)\}"
+)
+_ORDER = re.compile(r"\[([\d,]+)\](?:T\(([\d,]+)\))?")  # of ids, transposed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,13 +41,13 @@ class Collective:
     Attributes:
       kind: as HLO calls it, such as "all-gather".
       arrays: dtype and shape of each result on one device, such as ("u8", (256, 32)).
-      devices: that take part together; 0: all.
+      devices: the first of the groups that take part together; (): all.
       times: how often the program runs it, loops included.
     """
 
     kind: str
     arrays: tuple[tuple[str, tuple[int, ...]], ...]
-    devices: int
+    devices: tuple[int, ...]
     times: int
 
     @property
@@ -86,24 +91,39 @@ def _parse(line: str, times: int) -> Collective:
     assert match is not None
     result, kind, is_start = match.groups()
     arrays = tuple(
-        (dtype, tuple(map(int, filter(None, sizes.split(",")))))
-        for dtype, _, sizes in _ARRAY.findall(result)
+        (dtype, _numbers(sizes)) for dtype, _, sizes in _ARRAY.findall(result)
     )
     if is_start and result.startswith("("):
         arrays = arrays[len(arrays) // 2 :]  # the operands come first
-    return Collective(kind, arrays, _group_size(line), times)
+    return Collective(kind, arrays, _first_group(line), times)
 
 
-def _group_size(line: str) -> int:
-    if found := _SHAPED_GROUPS.search(line):
-        return int(found[1])
-    if found := _LISTED_GROUPS.search(line):
-        return len(found[1].split(","))
-    if found := _MESH_GROUPS.search(line):
+def _first_group(line: str) -> tuple[int, ...]:
+    if found := _LISTED.search(line):
+        return _numbers(found[1])
+    if found := _ROWS.search(line):
+        return tuple(_ids(found[3]).reshape(int(found[1]), -1)[0].tolist())
+    if found := _MESH.search(line):
         sizes = dict(re.findall(r"'(\w+)'=(\d+)", found[1]))
-        axes = re.findall(r"'(\w+)'(?::\(\d+\)(\d+))?", found[2])
-        return math.prod(int(part or sizes[axis]) for axis, part in axes)
-    return 0
+        axes = re.findall(r"'(\w+)'", found[3])
+        shape = [int(size) for size in sizes.values()]
+        ids = _ids(found[2] or f"[{math.prod(shape)}]").reshape(shape)
+        first = tuple(slice(None) if axis in axes else 0 for axis in sizes)
+        return tuple(ids[first].ravel().tolist())
+    return ()
+
+
+def _ids(order: str) -> np.ndarray:
+    """Returns the ids of devices in an order such as "[2,4]T(1,0)"."""
+    found = _ORDER.match(order)
+    assert found is not None
+    shape = _numbers(found[1])
+    ids = np.arange(math.prod(shape)).reshape(shape)
+    return ids.transpose(_numbers(found[2])) if found[2] else ids
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(",") if number)
 
 
 def _bits(dtype: str) -> int:

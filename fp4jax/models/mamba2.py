@@ -11,7 +11,6 @@ from fp4jax.models.config import ModelConfig
 from fp4jax.models.layers import ACTIVATION_DTYPE, Linear, residual_std
 from fp4jax.models.ssd import ssd
 from fp4jax.recipes import Recipe
-from fp4jax.sharding import constrain
 
 # Where rates and step sizes start, uniformly.
 _FIRST_RATES = (1.0, 16.0)
@@ -27,7 +26,8 @@ class Mamba2(nnx.Module):
     out = norm(y silu(z)) W_output
 
     The two projections take a recipe. What lies between stays in high precision:
-    bfloat16 operands of products, float32 decays and states.
+    bfloat16 operands of products, float32 decays and states. The devices of a mesh
+    that lie along `tensor` all compute the same.
 
     Args:
       config: whose `mamba` is the shape.
@@ -46,7 +46,7 @@ class Mamba2(nnx.Module):
         self.input = Linear(
             config.d_model,
             shape.d_inner + shape.d_mixed + shape.num_heads,
-            axes=("embed", None),  # of three kinds, which no one division serves
+            axes=("embed", None),
             recipe=recipes["mamba/input"],
             rngs=rngs,
         )
@@ -61,7 +61,7 @@ class Mamba2(nnx.Module):
         self.output = Linear(
             shape.d_inner,
             config.d_model,
-            axes=("heads", "embed"),
+            axes=(None, "embed"),
             recipe=recipes["mamba/output"],
             init_std=residual_std(config),
             rngs=rngs,
@@ -78,7 +78,6 @@ class Mamba2(nnx.Module):
         by_head = (*u.shape[:2], shape.num_heads, shape.head_dim)
         by_group = (*u.shape[:2], shape.num_groups, shape.d_state)
         x, b, c = x.reshape(by_head), b.reshape(by_group), c.reshape(by_group)
-        x = constrain(x, "batch", None, "heads", None)
         dt = jax.nn.softplus(dt.astype(jnp.float32) + self.dt_bias[...][None, None])
         a = -jnp.exp(self.a_log[...])
         y = ssd(x, dt, a, b, c, documents=documents, chunk=shape.chunk)

@@ -112,8 +112,6 @@ def _sizes(config: ModelConfig) -> Iterator[tuple[str, str, int]]:
         yield "num_kv_heads", "heads", config.num_kv_heads
     if "mlp" in parts:
         yield "d_ff", "mlp", config.d_ff
-    if config.mamba is not None:
-        yield "mamba.num_heads", "heads", config.mamba.num_heads
     if config.moe is not None:
         yield "moe.num_experts", "expert", config.moe.num_experts
         if config.moe.d_shared:

@@ -25,21 +25,27 @@ def test_a_gather_in_a_loop_counts_every_turn():
         return lax.scan(body, jnp.zeros(8), x)[0]
 
     found = list(collectives(compiled(function, jnp.ones((5, 8)), P(None, "fsdp"))))
-    assert found == [Collective("all-gather", (("f32", (1, 8)),), devices=4, times=5)]
+    assert found == [
+        Collective("all-gather", (("f32", (1, 8)),), devices=(0, 1, 2, 3), times=5)
+    ]
     assert found[0].bytes == 32
 
 
 def test_a_sum_over_all_devices():
     found = list(collectives(compiled(jnp.sum, jnp.ones(16), P(("data", "fsdp")))))
-    assert found == [Collective("all-reduce", (("f32", ()),), devices=8, times=1)]
+    assert found == [
+        Collective("all-reduce", (("f32", ()),), devices=tuple(range(8)), times=1)
+    ]
 
 
 def test_an_asynchronous_start_counts_its_result():
     hlo = """
 ENTRY %main (p: u8[4,8]) -> u8[16,8] {
-  %s = (u8[4,8]{1,0}, u8[16,8]{1,0}) all-gather-start(%p), replica_groups=[2,4]<=[8]
+  %s = (u8[4,8], u8[16,8]) all-gather-start(%p), replica_groups=[2,4]<=[4,2]T(1,0)
   ROOT %d = u8[16,8]{1,0} all-gather-done(%s)
 }
 """
     (found,) = collectives(hlo)
-    assert found == Collective("all-gather", (("u8", (16, 8)),), devices=4, times=1)
+    assert found == Collective(
+        "all-gather", (("u8", (16, 8)),), devices=(0, 2, 4, 6), times=1
+    )

@@ -1,0 +1,134 @@
+"""How long a step takes on accelerators that are not there, from what bounds it.
+
+compute = GEMMs / (0.75 peak) + attention / (0.3 peak) + bytes / (0.65 bandwidth)
+
+The fractions are those that an H200 reached in GEMMs of 8192^3, in causal attention by
+cuDNN and in an elementwise copy. Bytes are those of quantizers, of what lies between
+the linear layers, of the logits and of the optimizer. Collectives overlap with all of
+it or with nothing: a step lies between.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+from jax.sharding import Mesh, NamedSharding
+
+from experiments.collectives import Collective
+from experiments.devices import Device
+from experiments.presets import ExperimentConfig
+from fp4jax import models, sharding
+from fp4jax.models import Transformer
+from fp4jax.models.config import PARTS
+from fp4jax.nnx import layers
+
+# Parts of the peak that are reached.
+GEMMS, ATTENTION, MEMORY, LINKS = 0.75, 0.3, 0.65, 0.8
+
+# Copies of an operand that take as long as XLA takes to quantize it.
+QUANTIZE, ROTATE = 2.0, 3.4
+_BETWEEN = 6  # times that activations are read or written, forward and backward
+_LOGITS = 5  # likewise, in float32
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Seconds of a step on each device, by what they are spent on."""
+
+    gemms: float
+    attention: float
+    quantizers: float
+    between: float
+    optimizer: float
+    communication: float
+
+    @property
+    def compute(self) -> float:
+        """Of a step whose collectives are hidden."""
+        return sum(vars(self).values()) - self.communication
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Of a step whose collectives all overlap with compute, and none of them."""
+        hidden = max(self.compute, self.communication)
+        return hidden, self.compute + self.communication
+
+
+def estimate(
+    model: Transformer,
+    config: ExperimentConfig,
+    *,
+    mesh: Mesh,
+    device: Device,
+    state_bytes: int,
+    collectives: Iterable[Collective],
+) -> Estimate:
+    """Returns how long a step takes.
+
+    Args:
+      model: with shapes in place of arrays, under its policy.
+      config: of the experiment.
+      mesh: of the devices.
+      device: what they are.
+      state_bytes: of parameters and optimizer on each.
+      collectives: of the compiled step.
+    """
+    shape, length = config.model, config.data.sequence_length
+    tokens = config.data.batch_size * length
+    total = tokens * models.flops_per_token(shape, sequence_length=length)
+    attentions = sum("attention" in PARTS[kind] for kind in shape.kinds)
+    pairs = 6 * attentions * length * shape.num_heads * shape.head_dim
+    attention = tokens * pairs
+    # What is not saved is computed once more.
+    again = {"none": (0.0, 0.0), "dots": (0.0, 1 / 3), "full": (1 / 3, 1 / 3)}
+    of_gemms, of_attention = again[shape.remat]
+    quantized, outputs = _elements(model, mesh, tokens=tokens)
+    bandwidth = MEMORY * device.bandwidth
+    rows = tokens // sharding.num_shards("batch", mesh)
+    logits = rows * shape.vocab_size / sharding.num_shards("vocab", mesh)
+    return Estimate(
+        gemms=(total - attention) * (1 + of_gemms) / mesh.size / device.flops / GEMMS,
+        attention=attention * (1 + of_attention) / mesh.size / device.flops / ATTENTION,
+        quantizers=4 * quantized / bandwidth,
+        between=(2 * _BETWEEN * outputs + 4 * _LOGITS * logits) / bandwidth,
+        optimizer=2 * state_bytes / bandwidth,
+        communication=sum(_seconds(each, device) for each in collectives),
+    )
+
+
+def _elements(model: Transformer, mesh: Mesh, *, tokens: int) -> tuple[float, float]:
+    """Returns what a device quantizes, in copied elements, and its layers' outputs."""
+    rows = tokens / sharding.num_shards("batch", mesh)
+    quantized = outputs = 0.0
+    for layer in layers(model):
+        kernel = layer.module.kernel
+        axes, shape = kernel.get_metadata().get("axes"), kernel.get_value().shape
+        stack = len(shape) - len(layer.shape)
+        axes = (None,) * len(layer.shape) if axes is None else axes
+        stored, met = (
+            NamedSharding(mesh, each).shard_shape(layer.shape)
+            for each in (sharding.spec(*axes), sharding.used(*axes))
+        )
+        repeats = math.prod(shape[:stack])
+        through = rows
+        if len(layer.shape) == 3 and model.config.moe is not None:  # experts
+            through = rows * model.config.moe.top_k
+        sizes = (through * met[-2], math.prod(stored), through * met[-1])  # x, w, dy
+        outputs += repeats * sizes[2]
+        if layer.gemm is None:
+            continue
+        for site, quantizer in layer.gemm.recipe.sites.items():
+            if quantizer is not None:
+                passes = QUANTIZE if quantizer.rotation is None else ROTATE
+                quantized += passes * repeats * sizes[site.operand]
+    return quantized, outputs
+
+
+def _seconds(collective: Collective, device: Device) -> float:
+    """Returns how long a collective takes, by rings, in all of its turns."""
+    group = collective.devices
+    nodes = {number // device.node for number in group}
+    speed = LINKS * (device.link if len(nodes) == 1 else device.network)
+    passes = 2 if collective.kind == "all-reduce" else 1
+    share = 1 - 1 / len(group) if group else 1
+    return passes * share * collective.bytes * collective.times / speed
