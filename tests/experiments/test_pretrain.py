@@ -177,6 +177,7 @@ def test_a_control_that_does_not_lose_fails_the_command(
             ["--mesh=data=4", "--set=run.microbatches=4"],
             "must divide data.batch_size=8 / run.microbatches=4, got 'data=4'",
         ),
+        (["--mesh=tensor=2"], "num_kv_heads must be a multiple of tensor = 2 of the"),
         (
             ["--mesh=rows=2"],
             "mesh must read AXIS=N,..., each axis of data, fsdp, expert",

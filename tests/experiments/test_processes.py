@@ -50,7 +50,7 @@ def test_from_two_processes_onto_one(
     command, finish, wait_for, is_training, undisturbed, tmp_path
 ):
     out = tmp_path / "run"
-    two = command(out, BF16, "--distributed", "--mesh=data=2", processes=2)
+    two = command(out, BF16, "--distributed", "--mesh=fsdp=2", processes=2)
     wait_for(is_training, out, two)
     two.terminate()
     finish(two, status=75)
