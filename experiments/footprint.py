@@ -34,7 +34,7 @@ class Footprint(NamedTuple):
     Attributes:
       params, optimizer: of what it keeps.
       residuals: what the forward pass leaves to the backward pass.
-      peak: everything at its largest, residuals, gradients and what is temporary.
+      peak: of the program of a CPU, whose products have operands in float32.
       collectives: what the devices send.
     """
 
@@ -43,6 +43,11 @@ class Footprint(NamedTuple):
     residuals: int
     peak: int
     collectives: tuple[Collective, ...]
+
+    @property
+    def least(self) -> int:
+        """What is there at once in any program: all of these, and the gradients."""
+        return 2 * self.params + self.optimizer + self.residuals
 
 
 def measure(config: ExperimentConfig, *, mesh: Mesh) -> tuple[Footprint, Transformer]:

@@ -31,8 +31,9 @@ class Arguments:
     """Compiles the training step for devices that are not there, and reads its bill.
 
     No array is made. The program is that of the CPU's compiler for so many virtual
-    devices: what it sends is what accelerators send, but for sums of which each device
-    keeps a part, which they send once instead of twice; its memory is an upper bound.
+    devices. What it sends is what accelerators send, but for sums of which each device
+    keeps a part, which they send once instead of twice. Its peak memory is above that
+    of accelerators, whose products take operands in bfloat16.
     """
 
     model: str = presets.MODEL
@@ -143,7 +144,8 @@ def _sizes(footprint: Footprint) -> dict[str, str]:
         "parameters": footprint.params,
         "optimizer": footprint.optimizer,
         "residuals": footprint.residuals,
-        "peak memory": footprint.peak,
+        "these and gradients": footprint.least,
+        "peak, as a CPU has it": footprint.peak,
         **sent,
     }
     return {name: f"{size / GIB:.3f} GiB" for name, size in sizes.items()}

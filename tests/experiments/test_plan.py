@@ -48,7 +48,7 @@ def test_a_device_holds_its_part_of_the_state(measured):
     width = 64 + 2 * 64 + (3 * 64 + 2 * 128) / 2
     saved = 2 * CONFIG.model.num_layers * TOKENS / 4 * width
     assert saved <= found.residuals < 3 * saved
-    assert found.params + found.optimizer + found.residuals < found.peak
+    assert found.params + found.optimizer + found.residuals < found.least < found.peak
 
 
 def test_weights_are_gathered_in_bfloat16_in_both_directions(measured):
