@@ -1,10 +1,11 @@
 """A mixture of experts: every token passes those that its router chooses, none is left.
 
-Tokens are laid out in tiles, each of one expert and one row of the batch: blocks along
-tokens are then the same however the rows of a batch are divided.
+Tokens are laid out in tiles by `dispatch`; where a mesh spreads experts, each device
+computes its own: `expert_parallel`.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -14,13 +15,14 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from fp4jax.models import expert_parallel
 from fp4jax.models.config import ModelConfig
+from fp4jax.models.dispatch import Dispatch
 from fp4jax.models.layers import ACTIVATION_DTYPE, LINEAR_OUTPUT, residual_std
 from fp4jax.models.mlp import MLPS
 from fp4jax.models.router import Router, Routing
 from fp4jax.nnx import GroupedLinear, RaggedDot
-from fp4jax.numerics.groups import Groups
-from fp4jax.ops.tiles import Tiles, tile_rows
+from fp4jax.ops.tiles import tile_rows
 from fp4jax.recipes import Recipe
 
 
@@ -103,45 +105,52 @@ class MoE(nnx.Module):
 
     def _routed(self, x: jax.Array, routing: Routing) -> jax.Array:
         """Returns the weighted sum [b, t, d] of what the chosen experts return."""
-        b, t, top_k = routing.experts.shape
-        row = jnp.arange(b, dtype=jnp.int32)[:, None, None]
-        tiles = Tiles.of_labels(
-            (routing.experts * b + row).reshape(-1),
-            self.config.num_experts * b,
-            rows=self._tile_rows(),
+        layers = [layer for layer in (self.gate, self.up, self.down) if layer]
+        recipes = (layer.recipe for layer in layers)
+        options = {
+            "count": self.config.num_experts,
+            "rows": math.lcm(*(tile_rows(recipe) for recipe in recipes if recipe)),
+            "is_spread": expert_parallel.is_spread(layers),
+        }
+        mixture = functools.partial(_mixture, **options)
+        tokens = (x, routing.experts, routing.weights)
+        if options["is_spread"]:
+            return expert_parallel.over_devices(mixture, layers, *tokens)
+        return mixture(layers, *tokens)
+
+
+def _mixture(
+    layers: Sequence[GroupedLinear],
+    x: jax.Array,
+    experts: jax.Array,
+    weights: jax.Array,
+    *,
+    count: int,
+    rows: int,
+    is_spread: bool,
+) -> jax.Array:
+    """Returns the weighted sums [b, t, d] of the experts of tokens x [b, t, d]."""
+    dispatch = Dispatch.of(experts, count, rows=rows, is_spread=is_spread)
+
+    def linear(layer: GroupedLinear, x: jax.Array) -> jax.Array:
+        y = layer(
+            x,
+            dispatch.groups,
+            positions=dispatch.positions,
+            num_positions=dispatch.num_positions,
         )
-        # In float32, so that the gradient of a token is summed so over its experts.
-        x_f32 = x.astype(jnp.float32)[:, :, None]
-        copies = jnp.broadcast_to(x_f32, (b, t, top_k, x.shape[-1])).astype(x.dtype)
-        num_rows = b * t * top_k
-        positions = tiles.positions(jnp.arange(num_rows, dtype=jnp.uint32))
-        y = self._experts(
-            tiles.gather(copies.reshape(num_rows, -1)),
-            Groups(tiles.of // b, self.config.num_experts),
-            positions,
-            num_rows,
-        )
-        y = tiles.scatter(y).reshape(b, t, top_k, -1).astype(jnp.float32)
-        return jnp.sum(y * routing.weights[..., None], 2).astype(x.dtype)
+        return checkpoint_name(y, LINEAR_OUTPUT)
 
-    def _tile_rows(self) -> int:
-        """Returns the rows of a tile: whole blocks of the recipe of every product."""
-        recipes = (layer.recipe for layer in (self.gate, self.up, self.down) if layer)
-        return math.lcm(*(tile_rows(recipe) for recipe in recipes if recipe))
-
-    def _experts(
-        self, x: jax.Array, groups: Groups, positions: jax.Array, num_positions: int
-    ) -> jax.Array:
-        """Maps tiles [t, a, d] by the expert of each."""
-
-        def linear(layer: GroupedLinear, x: jax.Array) -> jax.Array:
-            y = layer(x, groups, positions=positions, num_positions=num_positions)
-            return checkpoint_name(y, LINEAR_OUTPUT)
-
-        up = linear(self.up, x)
-        if self.gate is None:
-            return linear(self.down, jax.nn.relu(up) ** 2)
-        return linear(self.down, jax.nn.silu(linear(self.gate, x)) * up)
+    *gate, up, down = layers
+    sent = dispatch.send(x, top_k=experts.shape[2])
+    if is_spread:
+        sent = checkpoint_name(sent, LINEAR_OUTPUT)  # rather than sent again
+    hidden = linear(up, sent)
+    if gate:
+        hidden = jax.nn.silu(linear(gate[0], sent)) * hidden
+    else:
+        hidden = jax.nn.relu(hidden) ** 2
+    return dispatch.combine(linear(down, hidden), weights).astype(x.dtype)
 
 
 def _shared(config: ModelConfig, recipes: Mapping[str, Recipe], rngs: nnx.Rngs):

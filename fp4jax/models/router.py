@@ -8,6 +8,7 @@ from flax import nnx
 from jax import lax
 
 from fp4jax.models.config import MoEConfig
+from fp4jax.sharding import context_mesh, spec
 
 
 class RouterBias(nnx.Variable):
@@ -64,7 +65,7 @@ class Router(nnx.Module):
         preferred = lax.stop_gradient(scores)
         if bias is not None:
             preferred += bias[None, None]
-        experts = lax.top_k(preferred, config.top_k)[1]
+        experts = _highest(preferred, config.top_k)
         weights = jnp.take_along_axis(scores, experts, axis=-1)
         if config.normalize:
             weights /= jnp.sum(weights, -1, keepdims=True)
@@ -89,6 +90,15 @@ class Router(nnx.Module):
             loads = loads.astype(jnp.float32)
             error = jnp.mean(loads, -1, keepdims=True) - loads
             self.bias.set_value(bias + self.config.bias_rate * jnp.sign(error))
+
+
+def _highest(scores: jax.Array, top_k: int) -> jax.Array:
+    """Returns the indices [b, t, top_k] of the highest scores [b, t, e]."""
+    top = lambda scores: lax.top_k(scores, top_k)[1]
+    if context_mesh() is None:
+        return top(scores)
+    rows = spec("batch")  # XLA does not divide this operation, and would gather them
+    return jax.shard_map(top, in_specs=rows, out_specs=rows)(scores)
 
 
 def _imbalance(loads: jax.Array, shares: jax.Array) -> jax.Array:

@@ -10,8 +10,9 @@ from jax import lax
 
 from fp4jax.nnx.gemm import Gemm
 from fp4jax.numerics.groups import Groups
-from fp4jax.ops.grouped_dot import grouped_dot
+from fp4jax.ops.grouped_dot import grouped_dot, pack_experts
 from fp4jax.ops.ragged_dot import ragged_dot
+from fp4jax.ops.residuals import PackedWeight
 from fp4jax.recipes import Recipe
 
 _FAN_IN = nnx.initializers.variance_scaling(
@@ -77,12 +78,24 @@ class RaggedDot(Gemm):
             return ragged_dot(x, w, groups, **arguments)
         microbatch = arguments.pop("microbatch")
         first = None if microbatch is None else microbatch * num_positions
-        packed_w = self.weight.get_value()
-        if packed_w is not None and packed_w.dtype != w.dtype:
-            packed_w = None  # the layer casts its kernel to something else
+        packed_w = self._known(w)
         return grouped_dot(
             x, w, groups, first_position=first, packed_w=packed_w, **arguments
         )
+
+    def packed(self, w: jax.Array) -> PackedWeight:
+        """Returns the kernels as products of the step multiply by them."""
+        if (known := self._known(w)) is not None:
+            return known
+        arguments = self._arguments()
+        names = ("recipe", "key", "held", "step")
+        return pack_experts(w, **{name: arguments[name] for name in names})
+
+    def _known(self, w: jax.Array) -> PackedWeight | None:
+        """Returns what `quantize_weights` made of the kernels, or None."""
+        packed = self.weight.get_value()
+        # None as well where the layer casts its kernel to something else.
+        return packed if packed is not None and packed.dtype == w.dtype else None
 
 
 class GroupedLinear(nnx.Module):

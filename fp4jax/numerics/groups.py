@@ -15,7 +15,8 @@ class Groups:
     """Which entries of an array's first axis have their tensor scale in common.
 
     Attributes:
-      of: int32 [t], the group of each entry; None where each is one of its own.
+      of: int32 [t], the group of each entry, e of those without; None where each is one
+        of its own.
       count: number of groups e.
       axes: mesh axes of the enclosing `jax.shard_map` over which groups are spread.
     """
@@ -42,10 +43,11 @@ class Groups:
         if self.of is None:
             return values
         zeros = jnp.zeros(self.count, jnp.int32)
-        return exact.float_of(zeros.at[self.of].max(exact.magnitude_bits_of(values)))
+        bits = exact.magnitude_bits_of(values)
+        return exact.float_of(zeros.at[self.of].max(bits, mode="drop"))
 
     def spread(self, values: jax.Array, ndim: int) -> jax.Array:
         """Returns the values [e] of the groups at their entries, [t, 1, ...]."""
         if self.of is not None:
-            values = values[self.of]
+            values = values.at[self.of].get(mode="clip")
         return lax.expand_dims(values, tuple(range(1, ndim)))

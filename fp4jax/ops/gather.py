@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 from fp4jax.numerics import Quantizer, exact
 from fp4jax.ops.operands import Operand
-from fp4jax.ops.residuals import pack_operand, unpack_operand
+from fp4jax.ops.residuals import PackedOperand, pack_operand, unpack_operand
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,13 +42,12 @@ class Gather:
 
     def operand(self, w: Operand, quantizer: Quantizer) -> Operand:
         """Returns a quantized operand, of a weight where it is stored."""
-        packed = pack_operand(w, quantizer)
-        return unpack_operand(
-            dataclasses.replace(
-                packed,
-                codes=self._moved(packed.codes),
-                scales=self._moved(packed.scales),
-            )
+        return unpack_operand(self.packed(pack_operand(w, quantizer)))
+
+    def packed(self, w: PackedOperand) -> PackedOperand:
+        """Returns a packed operand, of a weight where it is stored."""
+        return dataclasses.replace(
+            w, codes=self._moved(w.codes), scales=self._moved(w.scales)
         )
 
     def _moved(self, x: jax.Array) -> jax.Array:

@@ -26,7 +26,7 @@ Input = jax.Array | PackedOperand
 Amaxes = tuple[jax.Array | None, jax.Array | None, jax.Array | None]
 NO_AMAXES: Amaxes = (None, None, None)
 
-_COMPUTE = {"bf16": jnp.bfloat16, "f32": jnp.float32, "native": jnp.bfloat16}
+COMPUTE = {"bf16": jnp.bfloat16, "f32": jnp.float32, "native": jnp.bfloat16}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,7 +217,7 @@ class Gemms:
         # Squares serve either contraction: quantized once, as dgrad sees it.
         view, axis = views[Site.DGRAD_DY]
         operand = self._operand(view, axis, Site.DGRAD_DY, noise, amaxes)
-        array = operand.values(_COMPUTE[self.recipe.compute])
+        array = operand.values(COMPUTE[self.recipe.compute])
         array = array[tuple(slice(n) for n in view.shape)]
         view, axis = views[Site.WGRAD_DY]
         shared = Operand(
@@ -250,7 +250,7 @@ class Gemms:
         if (quantizer := self.recipe.sites[operand.site]) is not None:
             return self.gather.operand(operand, quantizer)
         assert operand.array is not None
-        array = self.gather.cast(operand.array, _COMPUTE[self.recipe.compute])
+        array = self.gather.cast(operand.array, COMPUTE[self.recipe.compute])
         return dataclasses.replace(operand, array=array)
 
     def _scale_of_result(self, operand: Operand) -> jax.Array:
@@ -272,7 +272,7 @@ class Gemms:
         # Blocks of other sizes, or none, may have padded one operand further.
         k = max(a.shape[a.axis], b.shape[b.axis], 1)
         first, second = (
-            blocks.pad_to_multiple(x.values(_COMPUTE[self.recipe.compute]), {x.axis: k})
+            blocks.pad_to_multiple(x.values(COMPUTE[self.recipe.compute]), {x.axis: k})
             for x in (a, b)
         )
         return first, second

@@ -1,5 +1,6 @@
 """The product of tiles of tokens, each by the weight of its group, quantized."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -9,10 +10,12 @@ from jax import lax
 from fp4jax.numerics import Site
 from fp4jax.numerics.groups import Groups
 from fp4jax.ops.arguments import check_held, check_operands, check_recipe
+from fp4jax.ops.gather import Gather
+from fp4jax.ops.gemms import COMPUTE
 from fp4jax.ops.grouped_gemms import GroupedGemms
 from fp4jax.ops.noise import Noise
 from fp4jax.ops.observer import observed
-from fp4jax.ops.residuals import PackedWeight
+from fp4jax.ops.residuals import PackedOperand, PackedWeight
 from fp4jax.ops.tiles import filled
 from fp4jax.ops.vjp import NO_KEY, fp4_dot, pack_weight
 from fp4jax.recipes import Recipe
@@ -53,7 +56,7 @@ def grouped_dot(
       step: likewise.
       precision: likewise.
       preferred_element_type: likewise.
-      packed_w: from `pack_experts`.
+      packed_w: from `pack_experts` or `gather_experts`.
 
     Returns:
       [t, a, n].
@@ -109,5 +112,55 @@ def pack_experts(
     if key is None and recipe.draws(Site.FPROP_W, Site.DGRAD_W):
         raise ValueError(NO_KEY.format("to quantize the weights of"))
     step = None if step is None else jnp.asarray(step, jnp.int32)
+    if held is not None:
+        held = lax.convert_element_type(
+            held, jnp.float32
+        )  # which gradients can stop at
     w, held = lax.stop_gradient((w, held))
     return pack_weight(GroupedGemms.of_one(w, recipe), w, Noise(key), held, step)
+
+
+def gather_experts(
+    w: jax.Array, packed: PackedWeight, gather: Gather, *, recipe: Recipe
+) -> PackedWeight:
+    """Brings weights that are spread over devices together, as codes.
+
+    Args:
+      w: [e, k, n], where it is stored.
+      packed: from `pack_experts`, likewise.
+      gather: where that is, and where products want it; groups may stay apart.
+      recipe: of the calls.
+
+    Returns:
+      What `grouped_dot` takes as `packed_w`, which needs no other w: what is not
+      quantized is cast before it is gathered.
+    """
+
+    def moved(operand: Any) -> Any:
+        if operand is not None:
+            return gather.packed(operand)
+        return gather.cast(lax.stop_gradient(w), COMPUTE[recipe.compute])
+
+    of_fprop = recipe.source == "fprop"  # dgrad then starts from what fprop has
+    dgrad = None if of_fprop and packed.dgrad is None else moved(packed.dgrad)
+    return dataclasses.replace(packed, fprop=moved(packed.fprop), dgrad=dgrad)
+
+
+def part_of_experts(packed: PackedWeight, count: int) -> PackedWeight:
+    """Returns packed weights whose arrays are those of `count` groups of all."""
+
+    def part(operand: Any) -> Any:
+        if not isinstance(operand, PackedOperand):
+            return operand
+        return dataclasses.replace(
+            operand,
+            shape=(count, *operand.shape[1:]),
+            blocked_shape=(count, *operand.blocked_shape[1:]),
+        )
+
+    return dataclasses.replace(
+        packed,
+        fprop=part(packed.fprop),
+        dgrad=part(packed.dgrad),
+        shape=(count, *packed.shape[1:]),
+    )

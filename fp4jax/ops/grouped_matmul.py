@@ -16,15 +16,19 @@ def rows(x: jax.Array, w: jax.Array, of: jax.Array, *, precision: Any) -> jax.Ar
     Args:
       x: [t, a, k] tiles.
       w: [e, k, n] of the dtype of x.
-      of: int32 [t], the group of each tile.
+      of: int32 [t], the group of each tile; zeros where it is e.
       precision: as of `lax.dot_general`.
     """
 
     def scan(x: jax.Array, w: jax.Array, of: jax.Array) -> jax.Array:
+        def multiply(x: jax.Array, i: jax.Array) -> jax.Array:
+            w_i = lax.dynamic_index_in_dim(w, i, keepdims=False)
+            return _dot(x, w_i, (((1,), (0,)), ((), ())), precision)
+
         def tile(_, tile):
             x, i = tile
-            w_i = lax.dynamic_index_in_dim(w, i, keepdims=False)
-            return None, _dot(x, w_i, (((1,), (0,)), ((), ())), precision)
+            zeros = lambda x, i: jnp.zeros((x.shape[0], w.shape[2]), jnp.float32)
+            return None, lax.cond(i < w.shape[0], multiply, zeros, x, i)
 
         return lax.scan(tile, None, (x, of))[1]
 
@@ -39,19 +43,21 @@ def weights(
     Args:
       x: [t, a, k] tiles.
       dy: [t, a, n] of the dtype of x.
-      of: int32 [t], the group of each tile.
+      of: int32 [t], the group of each tile; `count` of one that takes no part.
       count: number of groups; one without tiles gets exact zeros.
       precision: as of `lax.dot_general`.
     """
 
     def scan(x: jax.Array, dy: jax.Array, of: jax.Array) -> jax.Array:
-        def add(dw, tile):
-            x, dy, i = tile
-            dw_t = _dot(x, dy, (((0,), (0,)), ((), ())), precision)
-            return dw.at[i].add(dw_t), None
+        def add(dw: jax.Array, x: jax.Array, dy: jax.Array, i: jax.Array) -> jax.Array:
+            return dw.at[i].add(_dot(x, dy, (((0,), (0,)), ((), ())), precision))
+
+        def tile(dw, tile):
+            keep = lambda dw, *_: dw
+            return lax.cond(tile[2] < count, add, keep, dw, *tile), None
 
         dw = jnp.zeros((count, x.shape[2], dy.shape[2]), jnp.float32)
-        return lax.scan(add, dw, (x, dy, of))[0]
+        return lax.scan(tile, dw, (x, dy, of))[0]
 
     return _float32_on_cpu(scan, x, dy, of)
 

@@ -58,15 +58,15 @@ class PackedWeight:
     """A weight as the products of one step multiply by it.
 
     Attributes:
-      fprop: in y = x w; None where w is not quantized for it.
+      fprop: in y = x w; where w is not quantized for it None, or w in another dtype.
       dgrad: in dx = dy w^T; likewise.
       amax: float32 [], where the recipe holds that of w: what it is now.
       shape: of w.
       dtype: of w.
     """
 
-    fprop: PackedOperand | None
-    dgrad: PackedOperand | None
+    fprop: PackedOperand | jax.Array | None
+    dgrad: PackedOperand | jax.Array | None
     amax: jax.Array | None
     shape: tuple[int, ...] = dataclasses.field(metadata={"static": True})
     dtype: Any = dataclasses.field(metadata={"static": True})

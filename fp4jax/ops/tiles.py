@@ -29,7 +29,7 @@ class Tiles:
 
     Attributes:
       of_row: int32 [m], the place of each row among the t a; beyond them of none.
-      of: int32 [t], the group of each tile; tiles that no row needs are the last's.
+      of: int32 [t], the group of each tile; `count` where no row needs it.
       count: number of groups.
       rows: of a tile, a.
     """
@@ -64,8 +64,8 @@ class Tiles:
         # Tiles of a part are numbered as if those before it had just what they need.
         tile = before[:, None] + jnp.arange(num_tiles, dtype=jnp.int32)[None]
         of = jnp.searchsorted(tile_ends, tile.reshape(-1), side="right")
-        of = of.reshape(tile.shape).astype(jnp.int32)
-        of = jnp.minimum(of, (part + 1)[:, None] * in_part - 1).reshape(-1)
+        needed = tile < tile_ends[in_part - 1 :: in_part][:, None]
+        of = jnp.where(needed.reshape(-1), of, count).astype(jnp.int32)
         # A row moves on by what stands between it and the rows before it.
         moved = jnp.concatenate([jnp.zeros(1, jnp.int32), tile_ends * rows - ends])
         moved = moved[:-1] + jnp.repeat((part * num_tiles - before) * rows, in_part)
@@ -81,13 +81,13 @@ class Tiles:
         """Returns those of rows in any order.
 
         Args:
-          labels: int32 [m], the group of each row.
+          labels: int32 [m], the group of each row; `count` of one without place.
           count: number of groups.
           rows: of a tile.
           parts: as of `of_sizes`.
         """
         order = jnp.argsort(labels, stable=True)
-        sizes = jnp.zeros(count, jnp.int32).at[labels].add(1)
+        sizes = jnp.zeros(count, jnp.int32).at[labels].add(1, mode="drop")
         tiles = cls.of_sizes(sizes, labels.size, rows=rows, parts=parts)
         of_row = tiles.of_row.at[order].set(tiles.of_row, unique_indices=True)
         return dataclasses.replace(tiles, of_row=of_row)

@@ -279,6 +279,7 @@ def test_tiles_hold_every_row_once(sizes):
     group = np.repeat(np.arange(E), sizes)
     for tile, i in zip(np.asarray(laid), np.asarray(tiles.of), strict=True):
         assert (group[tile[tile > 0] - 1] == i).all()
+        assert (tile > 0).any() == (i < E)
     first = jnp.uint32(40)
     positions = np.asarray(filled(tiles.positions(rows.astype(jnp.uint32)), first))
     np.testing.assert_array_equal(positions[laid > 0], laid[laid > 0] + 40)
@@ -289,7 +290,7 @@ def test_tiles_hold_every_row_once(sizes):
 def test_tiles_of_parts_are_as_many_in_each():
     labels = jnp.array([3, 0, 3, 1, 3, 0, 3], jnp.int32)
     tiles = Tiles.of_labels(labels, 4, rows=2, parts=2)
-    np.testing.assert_array_equal(tiles.of, [0, 1, 1, 1, 3, 3, 3, 3])
+    np.testing.assert_array_equal(tiles.of, [0, 1, 4, 4, 3, 3, 4, 4])
     laid = tiles.gather(jnp.arange(1, 8, dtype=jnp.int32))
     expected = [[2, 6], [4, 0], [0, 0], [0, 0], [1, 3], [5, 7], [0, 0], [0, 0]]
     np.testing.assert_array_equal(laid, expected)
