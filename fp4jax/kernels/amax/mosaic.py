@@ -19,7 +19,7 @@ def amax(
     *,
     axis: int,
     width: int = 2,
-    interpret: Any = False,
+    interpret: Any = None,
 ) -> jax.Array:
     """Returns max |x H'| of a matrix, float32 [], NaN where it has one.
 

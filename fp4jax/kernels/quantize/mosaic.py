@@ -47,7 +47,7 @@ def quantize(
     amax: jax.Array | None = None,
     start: tuple[jax.Array, jax.Array] | None = None,
     site: Site = Site.FPROP_X,
-    interpret: Any = False,
+    interpret: Any = None,
 ) -> Quantized:
     """Quantizes an array as `reference.quantize` does, where `unsupported` is None."""
     view = _View.of(x, axis)
@@ -208,7 +208,7 @@ def quantize_matrix(
     scalars: Scalars = Scalars(),
     period: int | None = None,
     width: int = 2,
-    interpret: Any = False,
+    interpret: Any = None,
 ) -> dict[Output, jax.Array]:
     """Quantizes a matrix in blocks along one axis of it.
 

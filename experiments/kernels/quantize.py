@@ -1,0 +1,157 @@
+"""How fast fused quantization is, against a copy of the same bytes and against XLA.
+
+    python -m experiments.kernels.quantize [--shapes 16384x8192] [--out FILE]
+
+Prints a table of times; ratios are to the fastest copy of as many bytes, read and
+written, that was seen in this run. The copy is timed twice, to show the noise.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from experiments import record
+from experiments.kernels.timing import copy_seconds, seconds
+from fp4jax import recipes
+from fp4jax.kernels.quantize import Implementation, Output, quantize
+from fp4jax.numerics import (
+    E2M1,
+    E4M3,
+    UNIFORM,
+    Hadamard,
+    Quantizer,
+    Scale,
+    Site,
+    Stochastic,
+)
+
+_RHT = Quantizer(UNIFORM, scale=Scale(E4M3), rotation=Hadamard(16))
+_OPERAND = (Output.OPERAND,)
+_PACKED = (Output.CODES, Output.SCALES)
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What to time.
+
+    Attributes:
+      name: in the table.
+      quantizer: what to make of a matrix.
+      axis: the contraction axis.
+      outputs: what to write.
+    """
+
+    name: str
+    quantizer: Quantizer
+    axis: int = 1
+    outputs: tuple[Output, ...] = _OPERAND
+
+
+def _cases() -> Iterator[Case]:
+    for grid in (UNIFORM, E2M1):
+        rht = dataclasses.replace(_RHT, grid=grid)
+        plain = dataclasses.replace(rht, rotation=None)
+        sr = dataclasses.replace(rht, rounding=Stochastic())
+        for axis, way in ((1, "rows"), (0, "columns")):
+            yield Case(f"{grid} {way}, RHT16", rht, axis)
+            yield Case(f"{grid} {way}, no RHT", plain, axis)
+            yield Case(f"{grid} {way}, RHT16, SR", sr, axis)
+            yield Case(f"{grid} {way}, RHT16, packed", rht, axis, _PACKED)
+    for recipe, site in (
+        (recipes.ufp4, Site.DGRAD_DY),
+        (recipes.nvfp4, Site.FPROP_W),
+        (recipes.ti2d, Site.DGRAD_DY),
+        (recipes.mxfp8, Site.FPROP_X),
+    ):
+        quantizer = recipe().sites[site]
+        assert quantizer is not None
+        yield Case(f"{recipe.__name__}, {site.name.lower()}", quantizer)
+
+
+CASES = tuple(_cases())
+
+
+def measure(
+    case: Case, shape: tuple[int, int], implementation: Implementation
+) -> dict[str, Any]:
+    """Returns the row of one case."""
+    square = case.quantizer.is_square
+    how: dict[str, Any] = {
+        "outputs": case.outputs,
+        "axis": case.axis,
+        "other": 1 - case.axis if square else None,
+        "site": Site.WGRAD_DY,
+        "implementation": implementation,
+    }
+    key = jax.random.key(0)
+    if case.quantizer.tensor_scale is not None:
+        how["amax"] = jnp.float32(4)  # of the pass over memory alone
+
+    def function(x: jax.Array) -> dict[Output, jax.Array]:
+        return quantize(x, case.quantizer, key=key, **how).arrays
+
+    keys = jax.random.split(jax.random.key(1))
+    inputs = [jax.random.normal(key, shape, jnp.bfloat16) for key in keys]
+    written = jax.tree.leaves(jax.eval_shape(function, inputs[0]))
+    moved = sum(x.size * x.dtype.itemsize for x in (inputs[0], *written))
+    taken, copied = seconds(function, inputs), copy_seconds(moved)
+    return {
+        "case": case.name,
+        "shape": list(shape),
+        "implementation": implementation,
+        "microseconds": 1e6 * taken,
+        "bytes": moved,
+        "terabytes_per_second": moved / taken / 1e12,
+        "copy_microseconds": 1e6 * copied,
+        "copy_again_microseconds": 1e6 * copy_seconds(moved),
+        "ratio_to_copy": taken / copied,
+    }
+
+
+def main(
+    shapes: tuple[str, ...] = ("16384x8192",),
+    *,
+    implementations: tuple[Implementation, ...] = ("xla", "mosaic"),
+    only: str = "",
+    out: Path | None = None,
+) -> None:
+    """Times fused quantization.
+
+    Args:
+      shapes: of the bfloat16 matrices, such as 16384x8192.
+      implementations: which to time, each in turn.
+      only: a part of the names of the cases to time; all by default.
+      out: file to which rows are added as JSON lines, with versions, device and commit.
+    """
+    table = Table("case", "shape", "by", "us", "TB/s", "copy us", "again", "ratio")
+    for text in shapes:
+        rows, _, columns = text.partition("x")
+        for case in CASES:
+            if only not in case.name:
+                continue
+            for implementation in implementations:
+                row = measure(case, (int(rows), int(columns)), implementation)
+                table.add_row(case.name, text, implementation, *_numbers(row))
+                if out is not None:
+                    with out.open("a", encoding="utf-8") as file:
+                        file.write(json.dumps(row | record.setting()) + "\n")
+    Console().print(table)
+
+
+def _numbers(row: dict[str, Any]) -> list[str]:
+    names = ("copy_microseconds", "copy_again_microseconds")
+    times = [f"{row[name]:.0f}" for name in ("microseconds", *names)]
+    rate = f"{row['terabytes_per_second']:.2f}"
+    return [times[0], rate, *times[1:], f"{row['ratio_to_copy']:.2f}"]
+
+
+if __name__ == "__main__":
+    tyro.cli(main, description=__doc__)
