@@ -30,7 +30,7 @@ BREADTH = (
     r"models/test_expert_parallel.*every",
     r"models/test_moe.*(any_part|a_loop.relu2)",
     r"models/test_residuals.*bit_for_bit",
-    r"models/test_ssd.*(whole|less|short)",
+    r"models/test_ssd.*(whole|a part|less|short)",
     r"models/test_transformer.*(scan_and_remat|equal_consec|later_one\[hybrid)",
     r"models/test_transformer.*(no_key|of_a_layer)\[(?!bf16|ufp4)",
     r"nnx/test_inject.*no_bit\[(?!nnx-remat-jax.jit)",

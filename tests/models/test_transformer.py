@@ -279,7 +279,7 @@ def test_blocks_of_one_part_compute_what_a_block_of_both_does():
     }
     nnx.update(halves, nnx.State({**params, "stacks": of_parts}))
     inputs = tokens(2, 16)
-    np.testing.assert_array_equal(halves(inputs), whole(inputs))
+    np.testing.assert_array_equal(nnx.jit(halves)(inputs), nnx.jit(whole)(inputs))
 
 
 def test_units_of_blocks_take_their_recipes_by_place():
