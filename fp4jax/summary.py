@@ -7,6 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from fp4jax.numerics import QTensor, Site, dequantize, quantize, stats
+from fp4jax.ops import fp8
+from fp4jax.ops.noise import Noise
+from fp4jax.ops.operands import make_operand
 from fp4jax.recipes import Recipe
 from fp4jax.taps import Operands
 
@@ -32,9 +35,10 @@ def summarize(
 
     Of each site, from the functions of `fp4jax.stats` of the same names: `qsnr`,
     `shrinkage`, `bias`, `grid_use`, `zero_rate`, `top_rate`, `saturation_rate`,
-    `scale_underflow_rate` and `nonfinite_rate`. The first two are of the operand that
-    was captured, even where a recipe quantizes what fprop made of it. Runs under
-    `jax.jit`, so a training step can return it beside its loss.
+    `scale_underflow_rate` and `nonfinite_rate`; with `compute="fp8"` also
+    `fp8_fallback`, 1 where scales lie too far apart for FP8. The first two are of the
+    operand that was captured, even where a recipe quantizes what fprop made of it. Runs
+    under `jax.jit`, so a training step can return it beside its loss.
 
     Args:
       operands: of a layer, from `fp4jax.capture`.
@@ -94,7 +98,7 @@ def _figures(
         site = Site.DGRAD_DY
     q = _quantize(source, site, recipe, key)
     x_dq = dequantize(dataclasses.replace(q, dtype=jnp.dtype(jnp.float32)))
-    return {
+    figures = {
         "qsnr": stats.qsnr(x, x_dq),
         "shrinkage": stats.shrinkage(x, x_dq),
         "bias": stats.bias(source, q),
@@ -105,6 +109,15 @@ def _figures(
         "scale_underflow_rate": stats.scale_underflow_rate(source, q),
         "nonfinite_rate": stats.nonfinite_rate(q),
     }
+    quantizer = recipe.sites[site]
+    if quantizer and recipe.compute == "fp8" and fp8.takes(quantizer):
+        axis, noise = _CONTRACTED[site] % 2, Noise(key)
+        operand = make_operand(
+            source, quantizer, axis=axis, batch=0, site=site, noise=noise
+        )
+        fits = fp8.scaled(operand, quantizer).fits
+        figures["fp8_fallback"] = 1 - fits.astype(jnp.float32)
+    return figures
 
 
 def _quantize(

@@ -14,6 +14,7 @@ import fp4jax.nnx
 from fp4jax import explain, models, policies, recipes
 from fp4jax.linen import quantize
 from fp4jax.numerics import E8M0, Scale
+from fp4jax.recipes import Dgrad
 
 CONFIG = dataclasses.replace(
     models.PRESETS["tiny"], num_layers=3, d_model=32, d_ff=48, vocab_size=64
@@ -300,3 +301,15 @@ def test_errors():
         explain(lambda x: x)
     with pytest.raises(ValueError, match="explain: inputs must be given for a Linen"):
         explain(SmallLinen())
+
+
+@pytest.mark.parametrize(
+    "gemms, compute",
+    [({}, "fp8 where exact"), ({"dgrad": Dgrad()}, "fp8 (dgrad: bf16)")],
+)
+def test_says_which_gemms_stay_out_of_fp8(gemms, compute):
+    recipe = dataclasses.replace(recipes.ufp4(Scale(E8M0)), compute="fp8", **gemms)
+    dot = fp4jax.nnx.DotGeneral(recipe, rngs=nnx.Rngs(0))
+    model = nnx.Linear(32, 32, dot_general=dot, rngs=nnx.Rngs(0))
+    (matmul,) = explain(model, jnp.ones((4, 32))).matmuls
+    assert matmul.compute == compute

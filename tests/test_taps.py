@@ -14,6 +14,7 @@ import fp4jax.nnx
 from fp4jax import Operands, policies, recipes, stats, taps
 from fp4jax.models import Transformer
 from fp4jax.numerics import Site
+from fp4jax.recipes import Dgrad, Wgrad
 from tests.cases import SMALL
 
 TOKENS = jax.random.randint(jax.random.key(0), (2, 16), 0, SMALL.vocab_size)
@@ -311,3 +312,13 @@ def test_a_summary_says_what_it_takes():
         fp4jax.summarize({"": random_operands()}, recipes.bf16())
     with pytest.raises(TypeError, match="summarize: recipe must be a Recipe, got 'u"):
         fp4jax.summarize(random_operands(), "ufp4")
+
+
+def test_a_summary_says_where_operands_are_not_exact_in_fp8():
+    recipe = dataclasses.replace(recipes.mxfp4(), compute="fp8")
+    recipe = dataclasses.replace(recipe, dgrad=Dgrad(), wgrad=Wgrad())
+    x = jnp.ones((32, 64)).at[:, 32:].multiply(2.0**-20)
+    operands = Operands(x, jnp.ones((64, 32)), jnp.ones((32, 32)))
+    found = fp4jax.summarize(operands, recipe)
+    rates = {site: float(figures["fp8_fallback"]) for site, figures in found.items()}
+    assert rates == {"fprop_x": 1, "fprop_w": 0}

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fp4jax.numerics import Fresh, Held, MSEden, Quantizer, Site, Stochastic
+from fp4jax.ops import fp8
 from fp4jax.recipes import Recipe, to_json
 
 GEMMS = {
@@ -54,7 +55,7 @@ class Matmul:
         if self.recipe is None:
             return "as it is" if self.reachable else "no recipe reaches it"
         residual = ", packed x" if self.recipe.residuals == "packed" else ""
-        return self.recipe.compute + residual
+        return _computed_in(self.recipe) + residual
 
     def operands(self, gemm: str) -> tuple[str, str]:
         """Returns one line for each operand of "fprop", "dgrad" or "wgrad"."""
@@ -153,3 +154,15 @@ def _describe(quantizer: Quantizer) -> Iterator[str]:
         yield f"RHT{quantizer.rotation.size}"
         if quantizer.rotation.draws:
             yield "(signs per step)"
+
+
+def _computed_in(recipe: Recipe) -> str:
+    """Returns the compute type, and which GEMMs cannot have it."""
+    if recipe.compute != "fp8":
+        return recipe.compute
+    other = [
+        name
+        for name, pair in GEMMS.items()
+        if not all(fp8.takes(recipe.sites[site]) for site in pair)
+    ]
+    return f"fp8 ({', '.join(other)}: bf16)" if other else "fp8 where exact"

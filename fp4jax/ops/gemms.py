@@ -12,11 +12,11 @@ from jax.sharding import AxisType
 
 from fp4jax.numerics import Site, blocks
 from fp4jax.numerics.groups import Groups
-from fp4jax.ops import native
+from fp4jax.ops import fp8, native
 from fp4jax.ops.dims import flatten
 from fp4jax.ops.gather import Gather
 from fp4jax.ops.noise import Noise
-from fp4jax.ops.operands import Operand, make_operand
+from fp4jax.ops.operands import Operand, make_operand, transposed
 from fp4jax.ops.residuals import PackedOperand, pack_operand, unpack_operand
 from fp4jax.recipes import Recipe
 
@@ -26,7 +26,13 @@ Input = jax.Array | PackedOperand
 Amaxes = tuple[jax.Array | None, jax.Array | None, jax.Array | None]
 NO_AMAXES: Amaxes = (None, None, None)
 
-COMPUTE = {"bf16": jnp.bfloat16, "f32": jnp.float32, "native": jnp.bfloat16}
+# What operands are in where no tensor cores take their codes.
+COMPUTE = {
+    "bf16": jnp.bfloat16,
+    "f32": jnp.float32,
+    "fp8": jnp.bfloat16,
+    "native": jnp.bfloat16,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,16 +223,8 @@ class Gemms:
         # Squares serve either contraction: quantized once, as dgrad sees it.
         view, axis = views[Site.DGRAD_DY]
         operand = self._operand(view, axis, Site.DGRAD_DY, noise, amaxes)
-        array = operand.values(COMPUTE[self.recipe.compute])
-        array = array[tuple(slice(n) for n in view.shape)]
         view, axis = views[Site.WGRAD_DY]
-        shared = Operand(
-            view.shape,
-            axis,
-            Site.WGRAD_DY,
-            array=array.reshape(view.shape),
-            tensor_scale=operand.tensor_scale,
-        )
+        shared = transposed(operand, view.shape, axis=axis, site=Site.WGRAD_DY)
         return (operand, shared) if dlhs == Site.DGRAD_DY else (shared, operand)
 
     def _multiply(self, a: Operand, b: Operand, *, dtype, out_sharding) -> jax.Array:
@@ -234,6 +232,8 @@ class Gemms:
         a, b = self._gathered(a), self._gathered(b)
         if self.recipe.compute == "native" and a.blocks and b.blocks:
             y = self._multiply_natively(a, b)
+        elif self._takes_fp8(a, b):
+            y = self._multiply_in_fp8(a, b, out_sharding)
         else:
             y = self._emulate(a, b, out_sharding)
         # One after the other, in the order of the sites: their product may overflow.
@@ -265,6 +265,23 @@ class Gemms:
             dimension_numbers=(((a.axis,), (b.axis,)), (batch, batch)),
             precision=self._precision,
             out_sharding=out_sharding,
+        )
+
+    def _takes_fp8(self, a: Operand, b: Operand) -> bool:
+        sites = self.recipe.sites
+        exact = fp8.takes(sites[a.site]) and fp8.takes(sites[b.site])
+        return self.recipe.compute == "fp8" and exact
+
+    def _multiply_in_fp8(self, a: Operand, b: Operand, out_sharding) -> jax.Array:
+        quantizers = self.recipe.sites[a.site], self.recipe.sites[b.site]
+        assert quantizers[0] is not None and quantizers[1] is not None
+        return fp8.matmul(
+            a,
+            b,
+            quantizers=(quantizers[0], quantizers[1]),
+            batch=self.batch,
+            out_sharding=out_sharding,
+            otherwise=lambda: self._emulate(a, b, out_sharding),
         )
 
     def _arrays(self, a: Operand, b: Operand) -> tuple[jax.Array, jax.Array]:

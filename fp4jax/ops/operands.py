@@ -1,6 +1,7 @@
 """The operands of a GEMM: quantized along its contraction axis, or cast."""
 
 import dataclasses
+import math
 
 import jax
 
@@ -100,4 +101,36 @@ def make_operand(
     shape[axis] = blocks.tiling.shape[contraction]
     return Operand(
         tuple(shape), axis, site, blocks=blocks, tensor_scale=blocks.tensor_scale
+    )
+
+
+def transposed(
+    operand: Operand, shape: tuple[int, ...], *, axis: int, site: Site
+) -> Operand:
+    """Returns an operand of square blocks for a GEMM that contracts the other axis.
+
+    Args:
+      operand: of square blocks.
+      shape: of the array as the other GEMM sees it.
+      axis: what that contracts.
+      site: which of the six operands this is.
+    """
+    blocks = operand.blocks
+    assert blocks is not None
+    (other,) = (i for i in blocks.tiling.sizes if i != blocks.axis)
+    size = blocks.tiling.sizes[other]
+    padded = shape[axis] + -shape[axis] % size
+    # Of square blocks the contraction axis stands first or last, the free ones as one.
+    free = shape[axis + 1 :] if other < blocks.axis else shape[blocks.axis : axis]
+    sizes = {other: padded, blocks.axis: math.prod(free)}
+    tiling = dataclasses.replace(
+        blocks.tiling,
+        shape=tuple(sizes.get(i, n) for i, n in enumerate(blocks.tiling.shape)),
+    )
+    return Operand(
+        tuple(padded if i == axis else n for i, n in enumerate(shape)),
+        axis,
+        site,
+        blocks=dataclasses.replace(blocks, tiling=tiling, axis=other),
+        tensor_scale=operand.tensor_scale,
     )

@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 from fp4jax.numerics import Fresh, Held, Quantizer, Site
 
-Compute = Literal["bf16", "f32", "native"]
+Compute = Literal["bf16", "f32", "fp8", "native"]
 Residuals = Literal["operands", "packed"]
 Source = Literal["original", "fprop"]
 
@@ -64,8 +64,10 @@ class Recipe:
       dgrad: dx = dy w^T.
       wgrad: dw = x^T dy.
       compute: type in which operands enter the GEMM: "bf16", exact for 4-bit codes
-        under every block scale but F32; "f32", exact for all and slower; "native", FP4
-        tensor cores, where the device has them. Sums are float32 in all.
+        under every block scale but F32; "f32", exact for all and slower; "fp8", FP8
+        tensor cores for GEMMs of 4-bit codes under powers of two, in bfloat16 where
+        scales lie too far apart for it, and others; "native", FP4 tensor cores, where
+        the device has them. Sums are float32 in all.
       residuals: what the backward pass keeps of x: "operands", x itself, or "packed",
         its quantized codes and scales, from which the same gradients follow.
       share_dy: whether dgrad and wgrad take one and the same quantized dy, of square
