@@ -49,12 +49,10 @@ class GroupedGemms(Gemms):
         del out_sharding
         assert self.groups is not None
         x, y = self._arrays(a, b)
-        of, count = self.groups.of, self.groups.count
-        assert of is not None
+        precision = self._precision
         if a.site in _WGRAD:
-            return grouped_matmul.weights(x, y, of, count, precision=self._precision)
-        w = y if b.axis == 1 else y.mT
-        return grouped_matmul.rows(x, w, of, precision=self._precision)
+            return grouped_matmul.weights(x, y, self.groups, precision=precision)
+        return grouped_matmul.rows(x, y, self.groups, axis=b.axis, precision=precision)
 
     def _scale_of_result(self, operand: Operand) -> jax.Array:
         scale, groups = operand.tensor_scale, self.groups

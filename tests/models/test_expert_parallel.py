@@ -107,7 +107,7 @@ def test_devices_gather_codes_and_compute_what_one_does():
     scattered = [each for each in sent if each.kind == "reduce-scatter"]
     assert sum(each.bytes for each in scattered) == 4 * weights // 2
     exchanged = {each.devices for each in sent if each.kind == "all-to-all"}
-    assert exchanged == {2}
+    assert exchanged == {(0, 2)}  # along expert
 
 
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
