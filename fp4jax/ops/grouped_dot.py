@@ -64,10 +64,11 @@ def grouped_dot(
     caller = "ragged_dot"
     check_recipe(recipe, caller)
     check_operands(recipe, key, caller, x=x, w=w)
-    if recipe.compute == "native":
+    if recipe.compute not in ("bf16", "f32"):
         raise NotImplementedError(
-            "ragged_dot: recipe.compute must be 'bf16' or 'f32', got 'native'. No "
-            "grouped GEMM of FP4 tensor cores exists: use compute='bf16'."
+            "ragged_dot: recipe.compute must be 'bf16' or 'f32', got "
+            f"{recipe.compute!r}, for which there is no grouped GEMM. Replace it for "
+            "layers of groups: dataclasses.replace(recipe, compute='bf16')."
         )
     if key is None and recipe.draws(Site.FPROP_X, Site.FPROP_W):
         raise ValueError(NO_KEY.format("for the forward pass of"))

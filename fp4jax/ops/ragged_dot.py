@@ -62,7 +62,8 @@ def ragged_dot(
         fit.
       TypeError: operands that are not float, or whose dimensions do not match; a key
         that is none, or of another implementation than Threefry.
-      NotImplementedError: a second derivative; `compute="native"`; `held` under vmap.
+      NotImplementedError: a second derivative; `compute` of "fp8" or "native"; `held`
+        under vmap.
 
     Example:
       >>> import jax, jax.numpy as jnp

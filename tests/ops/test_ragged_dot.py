@@ -21,6 +21,7 @@ DIMS = (((1,), (0,)), ((), ()))
 E, K, N = 4, 40, 24
 RECIPES = {name: getattr(recipes, name)() for name in PRESETS}
 UNEVEN = (3, 0, 17, 12)
+IN_FP8 = dataclasses.replace(recipes.mxfp4(), compute="fp8")
 ONE_BLOCK = Quantizer(recipes.mxfp8().fprop.x.grid, block=24)
 
 
@@ -228,6 +229,7 @@ def test_no_recipe_is_the_product_of_lax():
         ({"recipe": "ufp4"}, TypeError, "ragged_dot: recipe must be a Recipe"),
         ({"recipe": None, "step": 1}, ValueError, "recipe=None"),
         ({"recipe": recipes.ti2d(sr_all=True), "key": None}, ValueError, "for the"),
+        ({"recipe": IN_FP8}, NotImplementedError, "'bf16' or 'f32', got 'fp8'"),
         ({"positions": jnp.arange(37)}, ValueError, "must be uint32.37."),
         ({"microbatch": 1.5}, ValueError, "microbatch must be one integer"),
         ({"step": 1}, ValueError, "ragged_dot: step must be None"),
