@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.steps < 10:
         parser.error(f"--steps must be at least 10, got {arguments.steps}")
+    setting = {"steps": arguments.steps, "data": DATA, **record.setting()}
     folder = Path(arguments.out)
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
@@ -45,17 +46,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         for model in arguments.models:
             tasks = itertools.product([model], policies.PRESETS, [arguments.steps])
             found = judged(pool.starmap(trained, tasks, chunksize=1))
-            write(folder / f"{model}.jsonl", found, steps=arguments.steps)
+            write(folder / f"{model}.jsonl", [setting, *found])
             rows += found
     print(table(rows))
     return 0 if all(is_good(row) for row in rows) else 1
 
 
-def write(path: Path, rows: Sequence[dict[str, Any]], *, steps: int) -> None:
-    """Writes a new file of JSON lines: the setting, then the rows."""
+def write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Writes a new file of JSON lines."""
     path.unlink(missing_ok=True)
     with JsonLines(path) as log:
-        log.write({"steps": steps, "data": DATA, **record.setting()})
         for row in rows:
             log.write(row)
 
