@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from experiments.kernels import quantize, timing
+from experiments.kernels import linear, quantize, timing
 
 
 def test_writes_rows_versions_and_device(tmp_path, capsys, monkeypatch):
@@ -22,3 +22,13 @@ def test_writes_rows_versions_and_device(tmp_path, capsys, monkeypatch):
 def test_a_kernel_that_cannot_run_here_raises():
     with pytest.raises(NotImplementedError, match="'mosaic' cannot do this"):
         quantize.measure(quantize.CASES[0], (256, 256), "mosaic")
+
+
+def test_a_linear_layer_is_timed_over_bf16(tmp_path, monkeypatch):
+    monkeypatch.setattr(timing, "_BLOCK_SECONDS", 1e-6)
+    out = tmp_path / "linear.jsonl"
+    linear.main(("32x32x32",), names=("bf16", "mxfp4, FP8"), out=out)
+    bf16, mxfp4 = map(json.loads, out.read_text().splitlines())
+    assert bf16["ratio"] == 1
+    expected = min(mxfp4["milliseconds"]) / min(bf16["milliseconds"])
+    assert abs(mxfp4["ratio"] / expected - 1) < 1e-6

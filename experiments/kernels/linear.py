@@ -1,0 +1,112 @@
+"""How much longer than in BF16 the three GEMMs of a linear layer take in a recipe.
+
+    python -m experiments.kernels.linear [--shapes 16384x2048x8192] [--out FILE]
+
+Of a shape m x k x n: y = x w, dx = dy w^T and dw = x^T dy of bfloat16 x and dy and a
+float32 w, each with the quantizations that its recipe asks for, in one program.
+"""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+import fp4jax
+from experiments import record
+from experiments.kernels.timing import seconds
+from fp4jax import recipes
+from fp4jax.numerics import E8M0, Scale
+from fp4jax.recipes import Recipe
+
+_MATRICES = (((1,), (0,)), ((), ()))
+RECIPES: dict[str, Callable[[], Recipe]] = {
+    "bf16": recipes.bf16,
+    "e2m1_ref": recipes.e2m1_ref,
+    "ufp4": recipes.ufp4,
+    "nvfp4": recipes.nvfp4,
+    "ti2d": recipes.ti2d,
+    "ti2d, FP8": lambda: dataclasses.replace(recipes.ti2d(), compute="fp8"),
+    "mxfp4, FP8": lambda: dataclasses.replace(recipes.mxfp4(), compute="fp8"),
+    "ufp4 E8M0, FP8": lambda: dataclasses.replace(
+        recipes.ufp4(Scale(E8M0)), compute="fp8"
+    ),
+}
+
+
+def gemms(recipe: Recipe) -> Callable[..., tuple[jax.Array, ...]]:
+    """Returns what computes y, dx and dw of ((x, w, dy), key)."""
+
+    def function(operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        x, w, dy, key = operands
+        dot = functools.partial(
+            fp4jax.dot_general,
+            dimension_numbers=_MATRICES,
+            preferred_element_type=jnp.bfloat16,
+            recipe=recipe,
+            key=key,
+        )
+        y, backward = jax.vjp(lambda x, w: dot(x, w), x, w)
+        return y, *backward(dy)
+
+    return function
+
+
+def operands(m: int, k: int, n: int, *, seed: int) -> tuple[jax.Array, ...]:
+    """Returns x, w, dy and a key; scales of rows and columns are spread."""
+    key, *keys = jax.random.split(jax.random.key(seed), 6)
+    draw = jax.random.normal
+    spread = jnp.exp(draw(keys[3], (m, 1)))
+    x = draw(keys[0], (m, k), jnp.bfloat16) * jnp.exp(draw(keys[4], (1, k)))
+    w = draw(keys[1], (k, n)) * k**-0.5
+    dy = draw(keys[2], (m, n), jnp.bfloat16) * spread
+    return x.astype(jnp.bfloat16), w, dy.astype(jnp.bfloat16), key
+
+
+def main(
+    shapes: tuple[str, ...] = ("16384x2048x8192", "16384x4096x14336"),
+    *,
+    names: tuple[str, ...] = tuple(RECIPES),
+    out: Path | None = None,
+) -> None:
+    """Times linear layers.
+
+    Args:
+      shapes: m x k x n of each layer.
+      names: of the recipes, bf16 first.
+      out: file to which rows are added as JSON lines, with versions, device and commit.
+    """
+    table = Table("m x k x n", "recipe", "ms", "again", "TFLOP/s", "over bf16")
+    for text in shapes:
+        m, k, n = map(int, text.split("x"))
+        inputs = [operands(m, k, n, seed=seed) for seed in (0, 1)]
+        base = None
+        for name in names:
+            function = gemms(RECIPES[name]())
+            times = [seconds(function, inputs) for _ in range(2)]
+            base = base or min(times)
+            row: dict[str, Any] = {
+                "shape": [m, k, n],
+                "recipe": name,
+                "milliseconds": [1e3 * t for t in times],
+                "teraflops": 6 * m * k * n / min(times) / 1e12,
+                "ratio": min(times) / base,
+            }
+            ms = [f"{t:.3f}" for t in row["milliseconds"]]
+            rates = f"{row['teraflops']:.0f}", f"{row['ratio']:.3f}"
+            table.add_row(text, name, *ms, *rates)
+            if out is not None:
+                with out.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(row | record.setting()) + "\n")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    tyro.cli(main, description=__doc__)
