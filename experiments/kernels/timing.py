@@ -3,6 +3,7 @@
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,13 +12,13 @@ _BLOCKS = 5
 _BLOCK_SECONDS = 0.02
 
 
-def seconds(function: Callable, inputs: Sequence[jax.Array]) -> float:
+def seconds(function: Callable, inputs: Sequence[Any]) -> float:
     """Returns the time of a call: of several blocks of calls, the fastest's mean.
 
     Calls are not waited for within a block, so that nothing of the host is measured.
 
     Args:
-      function: of one array; it is compiled here.
+      function: of one tree of arrays; it is compiled here.
       inputs: taken in turns: together more than a cache holds.
     """
     compiled = jax.jit(function).lower(inputs[0]).compile()
