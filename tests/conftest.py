@@ -68,7 +68,7 @@ BREADTH = (
     r"train/test_checkpoint.*\[(empty|remove|error[12]|state)",
     r"train/test_experts.*(every_policy|remat|microbatches)",
     r"train/test_loop.*model_learns",
-    r"train/test_partition.*depends_on_the_mesh",
+    r"train/test_partition.*(depends_on_the_mesh|in_any_family)",
     r"train/test_step.*same_seed",
     r"train/test_held.*resumes",
     r"user_models/.*(vit|ue5m3|goes_on|remat|test_linen.*one_line)",

@@ -13,7 +13,7 @@ from flax import nnx
 
 from experiments.collectives import collectives
 from fp4jax import policies, recipes, sharding
-from fp4jax.models import Transformer
+from fp4jax.models import MambaConfig, ModelConfig, MoEConfig, Transformer
 from fp4jax.policies import Policy
 from fp4jax.train import (
     Checkpoints,
@@ -126,6 +126,47 @@ def test_a_step_gathers_codes_only_and_leaves_the_state_as_it_lies(capfd):
     # The forward pass differs by sums over tensor; gradients by bfloat16's roundings.
     assert metrics["loss"] == pytest.approx(expected["loss"], rel=1e-4)
     assert metrics["grad_norm"] == pytest.approx(expected["grad_norm"], rel=4e-3)
+
+
+HYBRID = dataclasses.replace(
+    CONFIG,
+    num_layers=3,
+    blocks="M*-",
+    mlp="relu2",
+    mamba=MambaConfig(num_heads=2, head_dim=32, d_state=16, chunk=8),
+)
+EXPERTS = dataclasses.replace(
+    CONFIG, blocks="E", moe=MoEConfig(num_experts=4, top_k=2, d_expert=32, d_shared=32)
+)
+
+
+@pytest.mark.parametrize(
+    ("config", "sizes"),
+    [
+        (HYBRID, {"data": 2, "fsdp": 4}),
+        (HYBRID, {"fsdp": 4, "tensor": 2}),
+        (EXPERTS, {"fsdp": 4, "expert": 2}),
+        (EXPERTS, {"data": 2, "fsdp": 2, "expert": 2}),
+    ],
+    ids=lambda value: value.blocks if isinstance(value, ModelConfig) else str(value),
+)
+def test_no_operand_of_a_quantizer_is_gathered_in_any_family(config, sizes, capfd):
+    make = functools.partial(make_model, policies.ue5m3, config)
+    mesh = sharding.make_mesh(**sizes)
+    state = init_state(make, OPTIMIZER.transform, mesh=mesh)
+    step = make_train_step(nnx.graphdef(nnx.eval_shape(make)), OPTIMIZER, mesh=mesh)
+    batch = sharding.shard_rows(make_batch(0), mesh)
+    program = step.lower(state, batch).compile().as_text()
+    assert "rematerialization" not in capfd.readouterr().err
+    gathered = {
+        array
+        for each in collectives(program)
+        for array in each.arrays
+        if each.kind == "all-gather"
+    }
+    # Codes and scales, the head in bfloat16, tokens; and amaxes that experts hold.
+    floats = {shape for dtype, shape in gathered if dtype not in ("u8", "u16", "s32")}
+    assert all(shape[-1] == 3 for shape in floats)
 
 
 @pytest.fixture(scope="module")
