@@ -13,7 +13,6 @@ from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
@@ -38,8 +37,6 @@ RULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "vocab": (TENSOR,),
     }
 )
-
-Axes = tuple[str | None, ...]  # what the axes of an array are; None: spread over none
 
 
 def parse_mesh(text: str) -> dict[str, int]:
@@ -169,24 +166,6 @@ class Compiled(Generic[T]):
         return (
             contextlib.nullcontext() if self.mesh is None else jax.set_mesh(self.mesh)
         )
-
-
-def replicated(mesh: Mesh) -> NamedSharding:
-    """Returns the sharding of an array that every device has whole."""
-    return NamedSharding(mesh, P())
-
-
-def replicate(tree: T, mesh: Mesh) -> T:
-    """Puts a tree of arrays, the same in every process, whole on every device."""
-
-    def put(x: jax.Array) -> jax.Array:
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            words = put(jax.random.key_data(x))
-            return jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))
-        # `jax.device_put` puts keys on the devices of one process only.
-        return jax.make_array_from_process_local_data(replicated(mesh), np.asarray(x))
-
-    return jax.tree.map(put, tree)
 
 
 def num_shards(axis: str, mesh: Mesh | AbstractMesh | None = None) -> int:

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from fp4jax import recipes, sharding
 from fp4jax.models import Transformer
@@ -187,10 +189,11 @@ def test_every_part_is_spread_over_the_mesh():
     config = dataclasses.replace(ONE_LAYER, vocab_size=80)  # a size of the logits alone
     graph, state = start(recipes.ti2d(), config, "*/up")
     mesh = sharding.make_mesh(data=2)
-    _, grads, _ = gradients(graph, state, 1)
+    _, grads, *_ = gradients(graph, state, 1)
     run = functools.partial(accumulate, graph, microbatches=2)
     options = {"xla_allow_excess_precision": False}
-    inputs = sharding.replicate(state, mesh), sharding.shard_rows(make_batch(), mesh)
+    whole = jax.device_put(state, NamedSharding(mesh, P()))
+    inputs = whole, sharding.shard_rows(make_batch(), mesh)
     with jax.set_mesh(mesh):
         program = jax.jit(run, compiler_options=options).lower(*inputs).compile()
     assert distance(grads, program(*inputs)[1]) < CLOSE

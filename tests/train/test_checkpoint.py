@@ -14,6 +14,8 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import fp4jax.nnx
 from fp4jax import recipes, sharding
@@ -282,7 +284,8 @@ def test_a_count_that_is_not_positive_raises(tmp_path, name):
 @pytest.mark.parametrize(("before", "after"), [(1, 8), (8, 1), (2, 4)])
 def test_a_state_goes_on_upon_another_number_of_devices(tmp_path, before, after):
     def put(state, size):
-        return sharding.replicate(state, sharding.make_mesh(data=size))
+        whole = NamedSharding(sharding.make_mesh(data=size), P())
+        return jax.device_put(state, whole)
 
     with checkpoints(tmp_path) as writer:
         writer.save(put(new_state(step=6), before), data={})
