@@ -1,5 +1,8 @@
 """Meshes: how they are written, and what lies where on them."""
 
+import math
+import types
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,6 +29,41 @@ def test_a_mesh_of_too_many_devices_raises(size):
 def test_rows_that_do_not_divide_raise():
     with pytest.raises(ValueError, match="devices, 4, got 6 rows"):
         sharding.shard_rows({"inputs": np.ones((6, 2))}, sharding.make_mesh(data=4))
+
+
+def mesh_of_processes(per_process, **sizes):
+    """What `process_rows` reads of a mesh whose devices belong to several processes."""
+    shape = {axis: sizes.get(axis, 1) for axis in sharding.AXES}
+    devices = [
+        types.SimpleNamespace(process_index=i // per_process)
+        for i in range(math.prod(shape.values()))
+    ]
+    array = np.array(devices).reshape(tuple(shape.values()))
+    return types.SimpleNamespace(devices=array, shape=shape)
+
+
+@pytest.mark.parametrize(
+    ("per_process", "sizes", "expected"),
+    [
+        (1, {"data": 2, "fsdp": 2}, [(0, 4), (1, 4), (2, 4), (3, 4)]),
+        (2, {"fsdp": 2, "expert": 2}, [(0, 2), (1, 2)]),
+        (1, {"fsdp": 2, "tensor": 2}, [(0, 2), (0, 2), (1, 2), (1, 2)]),
+        (2, {"fsdp": 2, "tensor": 4}, [(0, 2), (0, 2), (1, 2), (1, 2)]),
+    ],
+    ids=str,
+)
+def test_each_process_places_its_rows(per_process, sizes, expected, monkeypatch):
+    mesh, found = mesh_of_processes(per_process, **sizes), []
+    for process in range(len(expected)):
+        monkeypatch.setattr(jax, "process_index", lambda process=process: process)
+        found.append(sharding.process_rows(mesh))
+    assert found == expected
+
+
+def test_rows_that_overlap_in_part_raise(monkeypatch):
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    with pytest.raises(ValueError, match=r"process 1 has the rows \[1, 2\]"):
+        sharding.process_rows(mesh_of_processes(4, data=4, tensor=3))
 
 
 @pytest.mark.parametrize(
