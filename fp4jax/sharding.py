@@ -129,6 +129,12 @@ def context_mesh() -> AbstractMesh | None:
     return mesh if is_ours else None
 
 
+def spreads_rows(count: int) -> bool:
+    """Returns whether the context's mesh divides so many rows of a batch."""
+    mesh = context_mesh()
+    return mesh is not None and mesh.size > 1 and count % num_shards("batch") == 0
+
+
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
     """Makes an array lie on the context's mesh as its axes say, and its cotangent too.
 

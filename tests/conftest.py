@@ -27,7 +27,7 @@ BREADTH = (
     r"linen/test_inject.*(anew|inside_another|remat_ch|module_is_as|are_named|by_hand)",
     r"linen/test_state.*(no_jit|of_flax|scan_that_sh|pass_through|where_they_add)",
     r"linen/test_state.*layers_hold_amaxes",
-    r"models/test_expert_parallel.*every",
+    r"models/test_expert_parallel.*(every|no_mesh)",
     r"models/test_moe.*(any_part|a_loop.relu2)",
     r"models/test_residuals.*bit_for_bit",
     r"models/test_ssd.*(whole|a part|less|short)",

@@ -12,21 +12,20 @@ from jax.sharding import PartitionSpec as P
 from fp4jax.nnx import GroupedLinear, Held, QuantizedWeight, RaggedDot
 from fp4jax.ops.gather import Gather
 from fp4jax.ops.grouped_dot import gather_experts, part_of_experts
-from fp4jax.sharding import DATA, FSDP, RULES, context_mesh, spec
+from fp4jax.sharding import DATA, FSDP, RULES, context_mesh, spec, spreads_rows
 
 _EXPERTS = P(RULES["expert"])
 _HELD = P((DATA, FSDP), RULES["expert"])
 
 
-def is_spread(layers: Sequence[GroupedLinear]) -> bool:
+def is_spread(layers: Sequence[GroupedLinear], rows: int) -> bool:
     """Returns whether the mesh of the context spreads layers of experts.
 
-    Those that something watches are not taken apart, and run as on one device.
+    Not rows that it does not divide, and no layers that something watches: these run as
+    on one device.
     """
-    mesh = context_mesh()
-    if mesh is None or mesh.size == 1:
-        return False
-    return all(isinstance(layer.ragged_dot, RaggedDot) for layer in layers)
+    is_whole = all(isinstance(layer.ragged_dot, RaggedDot) for layer in layers)
+    return is_whole and spreads_rows(rows)
 
 
 def over_devices(

@@ -110,7 +110,7 @@ class MoE(nnx.Module):
         options = {
             "count": self.config.num_experts,
             "rows": math.lcm(*(tile_rows(recipe) for recipe in recipes if recipe)),
-            "is_spread": expert_parallel.is_spread(layers),
+            "is_spread": expert_parallel.is_spread(layers, len(x)),
         }
         mixture = functools.partial(_mixture, **options)
         tokens = (x, routing.experts, routing.weights)

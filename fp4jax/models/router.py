@@ -8,7 +8,7 @@ from flax import nnx
 from jax import lax
 
 from fp4jax.models.config import MoEConfig
-from fp4jax.sharding import context_mesh, spec
+from fp4jax.sharding import spec, spreads_rows
 
 
 class RouterBias(nnx.Variable):
@@ -95,7 +95,7 @@ class Router(nnx.Module):
 def _highest(scores: jax.Array, top_k: int) -> jax.Array:
     """Returns the indices [b, t, top_k] of the highest scores [b, t, e]."""
     top = lambda scores: lax.top_k(scores, top_k)[1]
-    if context_mesh() is None:
+    if not spreads_rows(len(scores)):
         return top(scores)
     rows = spec("batch")  # XLA does not divide this operation, and would gather them
     return jax.shard_map(top, in_specs=rows, out_specs=rows)(scores)

@@ -40,10 +40,14 @@ MESHES = (
 )
 
 
+def layer_of(recipe):
+    paths = dict.fromkeys(CONFIG.layers("E"), recipe)
+    return MoE(CONFIG, paths, rngs=nnx.Rngs(0))
+
+
 def make(recipe):
     """The state of a layer, and its compiled pass forward and backward."""
-    paths = dict.fromkeys(CONFIG.layers("E"), recipe)
-    graph, state = nnx.split(MoE(CONFIG, paths, rngs=nnx.Rngs(0)))
+    graph, state = nnx.split(layer_of(recipe))
 
     def run(state, step, *rows):
         x, dy = (sharding.constrain(each, "batch", None, None) for each in rows)
@@ -108,6 +112,14 @@ def test_devices_gather_codes_and_compute_what_one_does():
     assert sum(each.bytes for each in scattered) == 4 * weights // 2
     exchanged = {each.devices for each in sent if each.kind == "all-to-all"}
     assert exchanged == {(0, 2)}  # along expert
+
+
+def test_rows_that_no_mesh_divides_run_as_on_one_device():
+    graph, state = nnx.split(layer_of(recipes.bf16()))
+    run = jax.jit(lambda state, x: nnx.merge(graph, state)(x)[0])
+    expected = run(state, X[:3])
+    with jax.set_mesh(sharding.make_mesh(fsdp=2, expert=2)):
+        np.testing.assert_array_equal(run(state, X[:3]), expected)
 
 
 @pytest.mark.parametrize("sizes", MESHES, ids=str)
