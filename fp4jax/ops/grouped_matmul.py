@@ -16,7 +16,7 @@ _dot = functools.partial(lax.dot_general, preferred_element_type=jnp.float32)
 
 @dataclasses.dataclass(frozen=True)
 class Kernels:
-    """What multiplies in place of the scan over tiles, where it can.
+    """What multiplies in place of what XLA has, where it can.
 
     Attributes:
       supports: whether the others take features k and n, a dtype and a precision.
@@ -46,23 +46,16 @@ def rows(
       axis: of w that is contracted: 1, or 2.
       precision: as of `lax.dot_general`.
     """
-    n = w.shape[3 - axis]
-    if (kernels := _kernels(x, n, precision)) is not None:
+    if (kernels := _kernels(x, w.shape[3 - axis], precision)) is not None:
         return kernels.rows(x, w, groups, axis=axis)
-
-    def scan(x: jax.Array, w: jax.Array, of: jax.Array) -> jax.Array:
-        def multiply(x: jax.Array, i: jax.Array) -> jax.Array:
-            w_i = lax.dynamic_index_in_dim(w, i, keepdims=False)
-            return _dot(x, w_i, (((1,), (axis - 1,)), ((), ())), precision)
-
-        def tile(_, tile):
-            x, i = tile
-            zeros = lambda x, i: jnp.zeros((x.shape[0], n), jnp.float32)
-            return None, lax.cond(i < groups.count, multiply, zeros, x, i)
-
-        return lax.scan(tile, None, (x, of))[1]
-
-    return _float32_on_cpu(scan, x, w, groups.of)
+    options = {"axis": axis, "precision": precision}
+    return _by_platform(
+        functools.partial(scan_rows, **options),
+        functools.partial(ragged_rows, **options),
+        x,
+        w,
+        groups,
+    )
 
 
 def weights(
@@ -78,19 +71,104 @@ def weights(
     """
     if (kernels := _kernels(x, dy.shape[2], precision)) is not None:
         return kernels.weights(x, dy, groups)
-    shape = (groups.count, x.shape[2], dy.shape[2])
+    return _by_platform(
+        functools.partial(scan_weights, precision=precision),
+        functools.partial(ragged_weights, precision=precision),
+        x,
+        dy,
+        groups,
+    )
 
-    def scan(x: jax.Array, dy: jax.Array, of: jax.Array) -> jax.Array:
-        def add(dw: jax.Array, x: jax.Array, dy: jax.Array, i: jax.Array) -> jax.Array:
-            return dw.at[i].add(_dot(x, dy, (((0,), (0,)), ((), ())), precision))
 
-        def tile(dw, tile):
-            keep = lambda dw, *_: dw
-            return lax.cond(tile[2] < groups.count, add, keep, dw, *tile), None
+def scan_rows(
+    x: jax.Array, w: jax.Array, groups: Groups, *, axis: int, precision: Any
+) -> jax.Array:
+    """Computes `rows` tile by tile."""
 
-        return lax.scan(tile, jnp.zeros(shape, jnp.float32), (x, dy, of))[0]
+    def multiply(x: jax.Array, i: jax.Array) -> jax.Array:
+        w_i = lax.dynamic_index_in_dim(w, i, keepdims=False)
+        return _dot(x, w_i, (((1,), (axis - 1,)), ((), ())), precision)
 
-    return _float32_on_cpu(scan, x, dy, groups.of)
+    def tile(_, tile):
+        x, i = tile
+        zeros = lambda x, i: jnp.zeros((x.shape[0], w.shape[3 - axis]), jnp.float32)
+        return None, lax.cond(i < groups.count, multiply, zeros, x, i)
+
+    return lax.scan(tile, None, (x, groups.of))[1]
+
+
+def scan_weights(
+    x: jax.Array, dy: jax.Array, groups: Groups, *, precision: Any
+) -> jax.Array:
+    """Computes `weights` tile by tile."""
+
+    def add(dw: jax.Array, x: jax.Array, dy: jax.Array, i: jax.Array) -> jax.Array:
+        return dw.at[i].add(_dot(x, dy, (((0,), (0,)), ((), ())), precision))
+
+    def tile(dw, tile):
+        keep = lambda dw, *_: dw
+        return lax.cond(tile[2] < groups.count, add, keep, dw, *tile), None
+
+    zeros = jnp.zeros((groups.count, x.shape[2], dy.shape[2]), jnp.float32)
+    return lax.scan(tile, zeros, (x, dy, groups.of))[0]
+
+
+def ragged_rows(
+    x: jax.Array, w: jax.Array, groups: Groups, *, axis: int, precision: Any
+) -> jax.Array:
+    """Computes `rows` by `lax.ragged_dot_general`."""
+    order, sizes = in_order(groups, x.shape[1])
+    y = _ragged_dot(x[order], w, sizes, precision, contracting=(1, axis), of_rhs=[0])
+    y = y.reshape(*x.shape[:2], -1)
+    y = jnp.zeros_like(y).at[order].set(y, unique_indices=True)
+    return jnp.where(has_group(groups), y, 0)
+
+
+def ragged_weights(
+    x: jax.Array, dy: jax.Array, groups: Groups, *, precision: Any
+) -> jax.Array:
+    """Computes `weights` by `lax.ragged_dot_general`."""
+    order, sizes = in_order(groups, x.shape[1])
+    dy = dy[order].reshape(-1, dy.shape[2])
+    return _ragged_dot(x[order], dy, sizes, precision, contracting=(0, 0), of_rhs=[])
+
+
+def in_order(groups: Groups, rows: int) -> tuple[jax.Array, jax.Array]:
+    """Returns the tiles in the order of their groups, and the rows of each group."""
+    assert groups.of is not None
+    tiles = jnp.zeros(groups.count, jnp.int32).at[groups.of].add(1, mode="drop")
+    return jnp.argsort(groups.of, stable=True).astype(jnp.int32), tiles * rows
+
+
+def has_group(groups: Groups) -> jax.Array:
+    """Returns bool [t, 1, 1]: whether a tile is of any group."""
+    assert groups.of is not None
+    return (groups.of < groups.count)[:, None, None]
+
+
+def _ragged_dot(
+    x: jax.Array,
+    rhs: jax.Array,
+    sizes: jax.Array,
+    precision: Any,
+    *,
+    contracting: tuple[int, int],
+    of_rhs: list[int],
+) -> jax.Array:
+    lhs, rhs_axis = contracting
+    dimensions = lax.RaggedDotDimensionNumbers(
+        dot_dimension_numbers=(((lhs,), (rhs_axis,)), ((), ())),
+        lhs_ragged_dimensions=[0],
+        rhs_group_dimensions=of_rhs,
+    )
+    return lax.ragged_dot_general(
+        x.reshape(-1, x.shape[2]),
+        rhs,
+        sizes,
+        dimensions,
+        precision=precision,
+        preferred_element_type=jnp.float32,
+    )
 
 
 def _kernels(x: jax.Array, n: int, precision: Any) -> Kernels | None:
@@ -101,14 +179,20 @@ def _kernels(x: jax.Array, n: int, precision: Any) -> Kernels | None:
     return kernels
 
 
-def _float32_on_cpu(product: Any, a: jax.Array, b: jax.Array, of: Any) -> jax.Array:
-    """Calls a product; on a CPU of float32 operands, exact likewise, and faster."""
-    if a.dtype == jnp.float32:
-        return product(a, b, of)
-    return lax.platform_dependent(
-        a,
-        b,
-        of,
-        cpu=lambda a, b, of: product(a.astype(jnp.float32), b.astype(jnp.float32), of),
-        default=product,
-    )
+def _by_platform(
+    scan: Callable[..., jax.Array],
+    ragged: Callable[..., jax.Array],
+    a: jax.Array,
+    b: jax.Array,
+    groups: Groups,
+) -> jax.Array:
+    """Calls what is faster on a platform.
+
+    A CPU multiplies every row by every matrix in `lax.ragged_dot`; and it multiplies
+    bfloat16 in float32: exact likewise, and faster.
+    """
+
+    def on_cpu(a: jax.Array, b: jax.Array, groups: Groups) -> jax.Array:
+        return scan(a.astype(jnp.float32), b.astype(jnp.float32), groups)
+
+    return lax.platform_dependent(a, b, groups, cpu=on_cpu, default=ragged)

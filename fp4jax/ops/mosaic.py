@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fp4jax.numerics.groups import Groups
-from fp4jax.ops.grouped_matmul import Kernels
+from fp4jax.ops.grouped_matmul import Kernels, has_group, in_order
 
 _BLOCKS = {"block_m": 128, "block_n": 128, "block_k": 64}
 _SCHEDULE = {"max_concurrent_steps": 4, "grid_block_n": 8}
@@ -37,9 +37,8 @@ def _rows(x: jax.Array, w: jax.Array, groups: Groups, *, axis: int) -> jax.Array
     )
     y = y.reshape(-1, x.shape[1], y.shape[1])
     y = jnp.zeros((len(x), *y.shape[1:]), y.dtype).at[order].set(y, mode="drop")
-    assert groups.of is not None
-    is_used = (groups.of < groups.count)[:, None, None]  # no kernel writes the others
-    return jnp.where(is_used, y.astype(jnp.float32), 0)
+    # No kernel writes the rows of tiles without a group.
+    return jnp.where(has_group(groups), y.astype(jnp.float32), 0)
 
 
 def _weights(x: jax.Array, dy: jax.Array, groups: Groups) -> jax.Array:
@@ -59,16 +58,10 @@ def _weights(x: jax.Array, dy: jax.Array, groups: Groups) -> jax.Array:
 
 
 def _in_order(groups: Groups, rows: int) -> tuple[jax.Array, jax.Array]:
-    """Returns the tiles in the order of their groups, and the rows of each group.
-
-    After them come as many tiles that are none as make whole blocks.
-    """
-    assert groups.of is not None
-    tiles = jnp.zeros(groups.count, jnp.int32).at[groups.of].add(1, mode="drop")
-    more = -len(groups.of) % (math.lcm(rows, _MULTIPLE) // rows)
-    order = jnp.argsort(groups.of, stable=True).astype(jnp.int32)
-    order = jnp.pad(order, (0, more), constant_values=len(groups.of))
-    return order, tiles * rows
+    """Returns `in_order`, with as many tiles that are none as make whole blocks."""
+    order, sizes = in_order(groups, rows)
+    more = -len(order) % (math.lcm(rows, _MULTIPLE) // rows)
+    return jnp.pad(order, (0, more), constant_values=len(order)), sizes
 
 
 def _rows_of(x: jax.Array, order: jax.Array) -> jax.Array:

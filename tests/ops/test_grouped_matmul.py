@@ -27,17 +27,19 @@ X, W, DY = integers(0, (4, 8, 5)), integers(1, (3, 5, 6)), integers(2, (4, 8, 6)
 
 
 @pytest.mark.parametrize("axis", [1, 2])
-def test_rows_are_multiplied_by_the_matrix_of_their_group(axis):
+@pytest.mark.parametrize("name", ["rows", "scan_rows", "ragged_rows"])
+def test_rows_are_multiplied_by_the_matrix_of_their_group(name, axis):
     w = W if axis == 1 else W.mT
-    found = grouped_matmul.rows(X, w, GROUPS, axis=axis, precision=None)
+    product = getattr(grouped_matmul, name)
+    found = product(X, w, GROUPS, axis=axis, precision=None)
     for tile, group in enumerate(OF):
         expected = X[tile] @ W[group] if group < 3 else jnp.zeros((8, 6))
         np.testing.assert_array_equal(found[tile], expected)
 
 
-def test_weights_sum_over_the_tiles_of_their_group():
-    x = X.at[2].set(jnp.nan)
-    found = grouped_matmul.weights(x, DY, GROUPS, precision=None)
+@pytest.mark.parametrize("name", ["weights", "scan_weights", "ragged_weights"])
+def test_weights_sum_over_the_tiles_of_their_group(name):
+    found = getattr(grouped_matmul, name)(X, DY, GROUPS, precision=None)
     expected = [X[1].T @ DY[1] + X[3].T @ DY[3], jnp.zeros((5, 6)), X[0].T @ DY[0]]
     np.testing.assert_array_equal(found, jnp.stack(expected))
 
