@@ -11,6 +11,7 @@ it or with nothing: a step lies between.
 import dataclasses
 import math
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from jax.sharding import Mesh, NamedSharding
 
@@ -82,24 +83,45 @@ def estimate(
     # What is not saved is computed once more.
     again = {"none": (0.0, 0.0), "dots": (0.0, 1 / 3), "full": (1 / 3, 1 / 3)}
     of_gemms, of_attention = again[shape.remat]
-    quantized, outputs = _elements(model, mesh, tokens=tokens)
+    work = _work(model, mesh, tokens=tokens)
+    # Devices along an axis that does not divide a layer all compute it.
+    of_layers = 6 * work.products
+    elsewhere = total - attention - 6 * work.products_of_all
     bandwidth = MEMORY * device.bandwidth
     rows = tokens // sharding.num_shards("batch", mesh)
     logits = rows * shape.vocab_size / sharding.num_shards("vocab", mesh)
     return Estimate(
-        gemms=(total - attention) * (1 + of_gemms) / mesh.size / device.flops / GEMMS,
+        gemms=(of_layers + elsewhere / mesh.size)
+        * (1 + of_gemms)
+        / (GEMMS * device.flops),
         attention=attention * (1 + of_attention) / mesh.size / device.flops / ATTENTION,
-        quantizers=4 * quantized / bandwidth,
-        between=(2 * _BETWEEN * outputs + 4 * _LOGITS * logits) / bandwidth,
+        quantizers=4 * work.quantized / bandwidth,
+        between=(2 * _BETWEEN * work.outputs + 4 * _LOGITS * logits) / bandwidth,
         optimizer=2 * state_bytes / bandwidth,
         communication=sum(_seconds(each, device) for each in collectives),
     )
 
 
-def _elements(model: Transformer, mesh: Mesh, *, tokens: int) -> tuple[float, float]:
-    """Returns what a device quantizes, in copied elements, and its layers' outputs."""
+class _Work(NamedTuple):
+    """What a device does in the linear layers in one forward pass.
+
+    Attributes:
+      products: of two numbers.
+      products_of_all: by all devices, each counted once.
+      quantized: elements, in copies that take as long; backward pass included.
+      outputs: elements.
+    """
+
+    products: float
+    products_of_all: float
+    quantized: float
+    outputs: float
+
+
+def _work(model: Transformer, mesh: Mesh, *, tokens: int) -> _Work:
+    """Returns the work of a device, with as many tokens to each expert."""
     rows = tokens / sharding.num_shards("batch", mesh)
-    quantized = outputs = 0.0
+    products = products_of_all = quantized = outputs = 0.0
     for layer in layers(model):
         kernel = layer.module.kernel
         axes, shape = kernel.get_metadata().get("axes"), kernel.get_value().shape
@@ -110,9 +132,11 @@ def _elements(model: Transformer, mesh: Mesh, *, tokens: int) -> tuple[float, fl
             for each in (sharding.spec(*axes), sharding.used(*axes))
         )
         repeats = math.prod(shape[:stack])
-        through = rows
-        if len(layer.shape) == 3 and model.config.moe is not None:  # experts
-            through = rows * model.config.moe.top_k
+        moe = model.config.moe if len(layer.shape) == 3 else None
+        chosen = 1 if moe is None else moe.top_k
+        through = rows * chosen
+        products += repeats * through * met[-2] * met[-1]
+        products_of_all += repeats * tokens * chosen * math.prod(layer.shape[-2:])
         sizes = (through * met[-2], math.prod(stored), through * met[-1])  # x, w, dy
         outputs += repeats * sizes[2]
         if layer.gemm is None:
@@ -121,7 +145,7 @@ def _elements(model: Transformer, mesh: Mesh, *, tokens: int) -> tuple[float, fl
             if quantizer is not None:
                 passes = QUANTIZE if quantizer.rotation is None else ROTATE
                 quantized += passes * repeats * sizes[site.operand]
-    return quantized, outputs
+    return _Work(products, products_of_all, quantized, outputs)
 
 
 def _seconds(collective: Collective, device: Device) -> float:
@@ -129,6 +153,7 @@ def _seconds(collective: Collective, device: Device) -> float:
     group = collective.devices
     nodes = {number // device.node for number in group}
     speed = LINKS * (device.link if len(nodes) == 1 else device.network)
-    passes = 2 if collective.kind == "all-reduce" else 1
-    share = 1 - 1 / len(group) if group else 1
-    return passes * share * collective.bytes * collective.times / speed
+    # In units of a result: of a sum that is spread, that is one part of what is summed.
+    passes = {"all-reduce": 2, "reduce-scatter": len(group) or 1}
+    share = passes.get(collective.kind, 1) * (1 - 1 / len(group) if group else 1)
+    return share * collective.bytes * collective.times / speed

@@ -18,6 +18,7 @@ from typing import IO
 import tyro
 
 _GRACE = 30.0  # seconds from the first failure until the others are killed
+_SAVING = 300.0  # seconds from the first that a signal has ended until that
 _POLL = 0.05
 
 
@@ -62,7 +63,7 @@ def launch(command: Sequence[str], *, processes: int) -> int:
         )
     address, children, pumps = f"localhost:{_free_port()}", [], []
     try:
-        with _signals_passed_to(children):
+        with _signals_passed_to(children) as received:
             for number in range(processes):
                 found_by = {
                     "JAX_COORDINATOR_ADDRESS": address,
@@ -79,52 +80,64 @@ def launch(command: Sequence[str], *, processes: int) -> int:
                 )
                 children.append(child)
                 pumps += _pumps(child, prefix=f"[{number}] ".encode())
-            return _first_failure(children)
+            try:
+                return _first_failure(children, received)
+            finally:
+                _end(children)
     finally:
-        _end(children)
+        _send(signal.SIGKILL, children)  # also what those have left that ended
         for pump in pumps:
             pump.join()
 
 
-def _first_failure(children: Sequence[subprocess.Popen]) -> int:
-    """Waits until all have ended or one has failed; returns its status, or 0."""
+def _first_failure(
+    children: Sequence[subprocess.Popen], received: Sequence[int]
+) -> int:
+    """Waits until all have ended or one has failed; returns its status, or 0.
+
+    After a signal, which asks all of them to stop, they have time to save.
+    """
+    deadline = None
     while True:
         statuses = [child.poll() for child in children]
-        for status in filter(None, statuses):
-            return status if status > 0 else 128 - status
+        failed = [n if n > 0 else 128 - n for n in statuses if n]
         if None not in statuses:
-            return 0
+            return failed[0] if failed else 0
+        if failed and deadline is None:
+            deadline = time.monotonic() + (_SAVING if received else 0)
+        if deadline is not None and time.monotonic() >= deadline:
+            return failed[0]
         time.sleep(_POLL)
 
 
 def _end(children: Sequence[subprocess.Popen]) -> None:
-    """Ends all that still run: by SIGTERM, and those that stay by SIGKILL."""
+    """Asks all that still run to end, and waits for it as long as is due."""
     _send(signal.SIGTERM, children)
     deadline = time.monotonic() + _GRACE
     for child in children:
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            _send(signal.SIGKILL, [child])
 
 
 def _send(number: int, children: Sequence[subprocess.Popen]) -> None:
-    """Sends a signal to all that still run, and to what they have started."""
+    """Sends a signal to all processes and to what they have started."""
     for child in children:
-        if child.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, number)
 
 
 @contextlib.contextmanager
-def _signals_passed_to(children: Sequence[subprocess.Popen]) -> Generator[None]:
+def _signals_passed_to(children: Sequence[subprocess.Popen]) -> Generator[list[int]]:
     """Hands on SIGTERM and SIGINT, which then do not end this process."""
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    before = [
-        signal.signal(number, lambda number, _: _send(number, children))
-        for number in numbers
-    ]
+    numbers, received = (signal.SIGTERM, signal.SIGINT), []
+
+    def hand_on(number: int, _) -> None:
+        received.append(number)
+        _send(number, children)
+
+    before = [signal.signal(number, hand_on) for number in numbers]
     try:
-        yield
+        yield received
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)

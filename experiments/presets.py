@@ -40,7 +40,8 @@ class RunConfig:
       seed: of the first run.
       average: last steps, whose mean is the reported training loss.
       microbatches: parts in which a batch is processed, one after another; the gradient
-        is that of the batch up to the order of sums.
+        is that of the batch up to the order of sums, but for amaxes and for the
+        auxiliary loss of experts, which are of each part.
       finish: what every policy but the control ends in: "none" for itself, "bf16", or
         "bf16_forward", which keeps its quantized backward pass.
       finish_fraction: of the steps, the last ones, that the finish takes.

@@ -14,6 +14,7 @@ import signal
 import sys
 import textwrap
 import time
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -37,6 +38,7 @@ from fp4jax import data, models, policies, sharding, train
 from fp4jax.data import Corpus, DataConfig
 from fp4jax.policies import Schedule
 
+_CRASHED = 70  # the exit status of what may go well at another try
 _INDENT = {"initial_indent": "  ", "subsequent_indent": "  "}
 
 
@@ -51,6 +53,7 @@ class Arguments:
     - Text holds no NaN: a run whose loss is not finite ends in the report as diverged,
       and unless it is the control's, the exit status is 1.
     - Wrong arguments or data are one error, exit status 2, and leave nothing behind.
+      What may go well at another try, a disk or a device that failed, ends with 70.
     - SIGTERM and Ctrl-C save the state of the run and end the command; the same one
       with --resume=auto then goes on, and gives the same losses bit for bit on the same
       devices. So does a run that was killed, from its last checkpoint.
@@ -117,6 +120,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         except (Stopped, KeyboardInterrupt):
             is_term = stop.signal == signal.SIGTERM
             return arguments.stop_status if is_term else 130
+        except Exception:
+            traceback.print_exc()
+            return _CRASHED
 
 
 def run(arguments: Arguments, argv: Sequence[str], stop: Stop) -> int:
@@ -170,7 +176,7 @@ def run(arguments: Arguments, argv: Sequence[str], stop: Stop) -> int:
             raise
         except (ValueError, OSError) as error:
             print(f"error: {error}", file=sys.stderr)
-            return 2
+            return _CRASHED if isinstance(error, OSError) else 2
         failures = folder.failed_checkpoints
     console = terminal.console(100)
     console.print(report.table(found))

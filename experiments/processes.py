@@ -6,6 +6,7 @@ import threading
 
 import jax
 
+_TRY_AGAIN = 75  # the exit status by which a scheduler knows that it may help
 _NUMBERS = ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 # Beyond our own limit: where JAX's is over it aborts the process with a stack trace.
 _GRACE = 3600
@@ -54,4 +55,4 @@ def _give_up(timeout: int, count: str | None, number: str | None) -> None:
         file=sys.stderr,
         flush=True,
     )
-    os._exit(2)
+    os._exit(_TRY_AGAIN)

@@ -70,7 +70,8 @@ def ue5m3(config: HasLayers) -> Policy:
     """Returns `recipes.ue5m3`, with another target for dy in the last four `mlp/down`.
 
     For wgrad it is 2048 there, not 448, which keeps small blocks of small gradients.
-    Blocks without an MLP are passed over.
+    Blocks without an MLP are passed over, and so are experts, of which the paper has
+    none.
 
     References: arXiv 2609.02846.
     """
@@ -85,9 +86,10 @@ def ti2d(config: HasLayers) -> Policy:
 
     References: arXiv 2607.24953.
     """
-    del config
-    projections = ("*/attention/query", "*/attention/key")
-    rules = tuple(Rule(pattern, recipes.mxfp8()) for pattern in projections)
+    projections = ("attention/query", "attention/key")
+    if not any(path.endswith(projections) for path in config.layer_paths):
+        return Policy(recipes.ti2d())
+    rules = tuple(Rule(f"*/{name}", recipes.mxfp8()) for name in projections)
     return Policy(recipes.ti2d(), rules)
 
 

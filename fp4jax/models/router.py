@@ -59,23 +59,21 @@ class Router(nnx.Module):
             self.kernel[...],
             precision=lax.Precision.HIGHEST,
         )
-        softmax = config.score == "softmax"
-        scores = jax.nn.softmax(logits) if softmax else jax.nn.sigmoid(logits)
+        score = {"softmax": jax.nn.log_softmax, "sigmoid": jax.nn.log_sigmoid}
+        # Logarithms, whose ratios are finite where scores are too small for float32.
+        scores = score[config.score](logits)
         bias = self.bias.get_value()
-        preferred = lax.stop_gradient(scores)
+        preferred = lax.stop_gradient(jnp.exp(scores))
         if bias is not None:
             preferred += bias[None, None]
         experts = _highest(preferred, config.top_k)
         weights = jnp.take_along_axis(scores, experts, axis=-1)
-        if config.normalize:
-            weights /= jnp.sum(weights, -1, keepdims=True)
+        weights = jax.nn.softmax(weights) if config.normalize else jnp.exp(weights)
         loads = jnp.sum(
             jax.nn.one_hot(experts, config.num_experts, dtype=jnp.int32), (0, 1, 2)
         )
-        shares = scores if softmax else scores / jnp.sum(scores, -1, keepdims=True)
-        return Routing(
-            experts, weights * config.scaling, _imbalance(loads, shares), loads
-        )
+        imbalance = _imbalance(loads, jax.nn.softmax(scores))
+        return Routing(experts, weights * config.scaling, imbalance, loads)
 
     def move_bias(self, loads: jax.Array) -> None:
         """Moves the bias of experts by the rate, up of those with less than the mean.

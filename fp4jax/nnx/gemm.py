@@ -68,8 +68,9 @@ class Gemm(nnx.Module):
         self.set_recipe(recipe)
 
     def set_recipe(self, recipe: Recipe) -> None:
-        """Replaces the recipe; key, step and amaxes stay."""
+        """Replaces the recipe; key, step and amaxes stay, no quantized weight does."""
         self.recipe = recipe
+        self.weight.set_value(None)
         if recipe.holds and self.held.get_value() is None:
             shape = (*self.key.get_value().shape, *self.held_shape)
             self.held.set_value(jnp.zeros(shape, jnp.float32))

@@ -27,11 +27,11 @@ def quantize_weights(model: nnx.Module) -> None:
     recipe that draws for w draws once, with the key of the step, as the microbatches of
     a batch would; one that holds the amax of w samples it here, where it is due.
 
-    Layers take part whose kernel is known to be w: `GroupedLinear`, `nnx.Linear`,
-    `nnx.LinearGeneral` without batch axes, and subclasses with a `__call__` of their
-    own which declare `multiplies_kernel = True`: that it multiplies by the kernel as it
-    is, contracting the first axis. Others quantize in every call, `nnx.Einsum` among
-    them.
+    Layers take part whose kernel is known to be w: `GroupedLinear` called with tiles,
+    `nnx.Linear`, `nnx.LinearGeneral` without batch axes, and subclasses with a
+    `__call__` of their own which declare `multiplies_kernel = True`: that it multiplies
+    by the kernel as it is, contracting the first axis. Others quantize in every call,
+    `nnx.Einsum` among them, and `GroupedLinear` called with the sizes of groups.
 
     Args:
       model: any module on which `set_step` was called; stacked layers are quantized

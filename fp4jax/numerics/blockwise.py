@@ -222,7 +222,7 @@ def _block_positions(
     if start is not None:
         start = start[0], start[1] // size
     if tokens is not None and axis == 1:
-        tokens = tokens[:, ::size] // size
+        tokens = tokens[:, ::size]  # where a block begins: of no other block
     return blocks.positions(blocks.Tiling(shape, {}), axis, start, tokens)
 
 

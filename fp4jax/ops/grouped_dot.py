@@ -73,6 +73,7 @@ def grouped_dot(
     if key is None and recipe.draws(Site.FPROP_X, Site.FPROP_W):
         raise ValueError(NO_KEY.format("for the forward pass of"))
     check_held(recipe, held, step, caller=caller, groups=groups.count)
+    _check_packed_w(packed_w, recipe)
     product = lambda x, w: lax.dot(
         x[0], w[0], preferred_element_type=preferred_element_type
     )
@@ -165,3 +166,15 @@ def part_of_experts(packed: PackedWeight, count: int) -> PackedWeight:
         dgrad=part(packed.dgrad),
         shape=(count, *packed.shape[1:]),
     )
+
+
+def _check_packed_w(packed: PackedWeight | None, recipe: Recipe) -> None:
+    sites = ("fprop", Site.FPROP_W), ("dgrad", Site.DGRAD_W)
+    for name, site in sites if packed is not None else ():
+        operand = getattr(packed, name)
+        made_by = getattr(operand, "quantizer", None)
+        if made_by is not None and made_by != recipe.sites[site]:
+            raise ValueError(
+                "ragged_dot: packed_w must be made by the recipe of the call, got one "
+                f"whose {name} is of {made_by} instead of {recipe.sites[site]}."
+            )

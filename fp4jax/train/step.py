@@ -38,8 +38,10 @@ def make_train_step(
     """Returns the jitted `step(state, batch) -> (state, metrics)`; it consumes state.
 
     With n microbatches, activations are those of b / n rows at a time; the gradient is
-    that of the whole batch up to the order of sums, random bits included. Only the
-    amax of a whole tensor, of a recipe that takes one, is each microbatch's own.
+    that of the whole batch up to the order of sums, random bits included. Each
+    microbatch's own are the amax of a whole tensor, of a recipe that takes one, and the
+    auxiliary loss of experts: a mean over the parts, where that of a batch is a product
+    of means.
 
     Args:
       graph: the model's, from `make_state`.

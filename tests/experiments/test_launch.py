@@ -48,6 +48,34 @@ def test_one_that_fails_ends_the_others():
     assert finish(start(code))[0] == 7
 
 
+def test_what_a_failed_process_has_started_ends_too():
+    code = """
+        import subprocess, sys
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        sys.exit(7)
+    """
+    assert finish(start(code, processes=1))[0] == 7
+
+
+def test_after_a_signal_the_others_may_save():
+    code = """
+        import os, signal, sys, time
+        def stop(*_):
+            time.sleep(1.0 * int(os.environ["JAX_PROCESS_ID"]))
+            print("saved", flush=True)
+            sys.exit(75)
+        signal.signal(signal.SIGTERM, stop)
+        print("ready", flush=True)
+        time.sleep(600)
+    """
+    process = start(code)
+    assert {process.stdout.readline() for _ in range(2)}
+    process.send_signal(signal.SIGTERM)
+    status, out, _ = finish(process)
+    assert status == 75
+    assert sorted(out.splitlines()) == ["[0] saved", "[1] saved"]
+
+
 def test_a_signal_reaches_all_and_their_status_comes_back():
     code = """
         import signal, sys, time

@@ -66,7 +66,7 @@ def test_a_process_that_waits_in_vain_says_so(command, finish, tmp_path):
         JAX_NUM_PROCESSES="2",
         JAX_PROCESS_ID="1",
     )
-    error = finish(alone, status=2)
+    error = finish(alone, status=75)
     assert error.startswith(
         "error: --distributed: all 2 processes must come within 2 s"
     )

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from fp4jax.numerics import E2M1, E4M3, Fresh, Quantizer, Scale, quantize
+from fp4jax import recipes
+from fp4jax.numerics import E2M1, E4M3, Fresh, Quantizer, Scale, Site, quantize
 from fp4jax.numerics.blockwise import quantize_blocks
 from fp4jax.numerics.groups import Groups
 
@@ -44,6 +45,23 @@ def test_groups_are_quantized_as_arrays_of_their_own(block):
         np.testing.assert_array_equal(found[OF == i].reshape(-1, 32), expected)
     whole = quantize(X[0], quantizer, axis=1)
     assert whole.tensor_scale != found[0].max()  # groups differ from one tensor
+
+
+def test_blocks_of_different_groups_draw_for_themselves():
+    quantizer = recipes.quartet2().wgrad.dy  # whose scales are what it draws for
+    tile = jax.random.normal(jax.random.key(1), (1, 128, 16))
+    tokens = jnp.arange(256, dtype=jnp.uint32).reshape(128, 2).T  # one for each in turn
+    found = quantize_blocks(
+        jnp.repeat(tile, 2, axis=0),
+        quantizer,
+        axis=1,
+        key=jax.random.key(2),
+        tokens=tokens,
+        groups=Groups(None, 2),
+        site=Site.WGRAD_DY,
+    )
+    first, second = found.scale
+    assert 0.1 < jnp.mean(first != second) < 0.9
 
 
 def test_a_held_amax_is_one_for_each_group():

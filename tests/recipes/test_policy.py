@@ -93,9 +93,13 @@ def test_ue5m3_passes_over_blocks_without_an_mlp():
 
 
 def test_ti2d_has_queries_and_keys_in_mxfp8():
-    policy, sites = policies.ti2d(model(2)), ("query", "key", "value", "out")
-    found = [policy.recipe(f"blocks/1/attention/{site}") for site in sites]
+    sites = ("query", "key", "value", "out")
+    attention = [f"blocks/1/attention/{site}" for site in sites]
+    config = types.SimpleNamespace(num_layers=2, layer_paths=attention)
+    policy = policies.ti2d(config)
+    found = [policy.recipe(path) for path in attention]
     assert found == [recipes.mxfp8()] * 2 + [recipes.ti2d()] * 2
+    assert policies.ti2d(model(2)).rules == ()  # which has no attention
 
 
 @pytest.mark.parametrize(
