@@ -98,7 +98,7 @@ def estimate(
         quantizers=4 * work.quantized / bandwidth,
         between=(2 * _BETWEEN * work.outputs + 4 * _LOGITS * logits) / bandwidth,
         optimizer=2 * state_bytes / bandwidth,
-        communication=sum(_seconds(each, device) for each in collectives),
+        communication=sum(_seconds(each, mesh, device) for each in collectives),
     )
 
 
@@ -148,12 +148,19 @@ def _work(model: Transformer, mesh: Mesh, *, tokens: int) -> _Work:
     return _Work(products, products_of_all, quantized, outputs)
 
 
-def _seconds(collective: Collective, device: Device) -> float:
-    """Returns how long a collective takes, by rings, in all of its turns."""
+def _seconds(collective: Collective, mesh: Mesh, device: Device) -> float:
+    """Returns how long a collective takes, by rings, in all of its turns.
+
+    Sums other than along tensor are of gradients. Where parameters are spread, a device
+    keeps its part of them: an accelerator's compiler makes that a reduce-scatter.
+    """
     group = collective.devices
+    along_tensor = group == tuple(range(mesh.shape[sharding.TENSOR]))
+    is_kept_whole = along_tensor or sharding.num_shards("embed", mesh) == 1
     nodes = {number // device.node for number in group}
     speed = LINKS * (device.link if len(nodes) == 1 else device.network)
     # In units of a result: of a sum that is spread, that is one part of what is summed.
-    passes = {"all-reduce": 2, "reduce-scatter": len(group) or 1}
+    sums = 2 if is_kept_whole else 1
+    passes = {"all-reduce": sums, "reduce-scatter": len(group) or 1}
     share = passes.get(collective.kind, 1) * (1 - 1 / len(group) if group else 1)
     return share * collective.bytes * collective.times / speed

@@ -31,9 +31,9 @@ class Arguments:
     """Compiles the training step for devices that are not there, and reads its bill.
 
     No array is made. The program is that of the CPU's compiler for so many virtual
-    devices. What it sends is what accelerators send, but for sums of which each device
-    keeps a part, which they send once instead of twice. Its peak memory is above that
-    of accelerators, whose products take operands in bfloat16.
+    devices. What it sends is what accelerators send, but that a CPU sends bfloat16 as
+    float32, and takes the sum of all for a part of it. Its peak memory is above that of
+    accelerators, whose products take operands in bfloat16.
     """
 
     model: str = presets.MODEL
