@@ -139,12 +139,12 @@ def _mixture(
             positions=dispatch.positions,
             num_positions=dispatch.num_positions,
         )
-        return checkpoint_name(y, LINEAR_OUTPUT)
+        # A device has room for the tokens of all that share experts with it, most of it
+        # unused: more than is kept until the backward pass.
+        return y if is_spread else checkpoint_name(y, LINEAR_OUTPUT)
 
     *gate, up, down = layers
     sent = dispatch.send(x, top_k=experts.shape[2])
-    if is_spread:
-        sent = checkpoint_name(sent, LINEAR_OUTPUT)  # rather than sent again
     hidden = linear(up, sent)
     if gate:
         hidden = jax.nn.silu(linear(gate[0], sent)) * hidden
