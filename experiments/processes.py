@@ -26,6 +26,10 @@ def initialize(*, timeout: int) -> None:
     Raises:
       ValueError: the environment does not say enough.
     """
+    if timeout < 1:
+        raise ValueError(
+            f"--wait: must be a positive number of seconds, got {timeout}."
+        )
     count, number = (os.environ.get(name) for name in _NUMBERS)
     limit = threading.Timer(timeout, _give_up, (timeout, count, number))
     limit.start()

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax import lax
 
@@ -210,7 +211,7 @@ class _Tap(nnx.Module):
 
 def _how(argument: Any) -> str | DimensionNumbers | None:
     """Returns what says how two operands are contracted; None where groups are."""
-    return None if isinstance(argument, jax.Array | Groups) else argument
+    return None if isinstance(argument, jax.Array | np.ndarray | Groups) else argument
 
 
 def _check_called_once(calls: Any, path: str) -> None:

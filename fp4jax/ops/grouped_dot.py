@@ -81,6 +81,12 @@ def grouped_dot(
     gemms = GroupedGemms(
         recipe, 1, "rhs", precision, dtype, None, jax.typeof(x), jax.typeof(w)
     )
+    if positions is None and key is not None and recipe.draws():
+        raise ValueError(
+            "ragged_dot: positions must be given for a recipe that draws, or its noise "
+            "would depend on how tiles are laid out, got positions=None. Pass those of "
+            "Tiles.positions."
+        )
     if first_position is not None:
         first_position = jnp.asarray(first_position).astype(jnp.uint32)
     if positions is not None:

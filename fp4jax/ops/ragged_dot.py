@@ -117,6 +117,11 @@ def _check_shapes(x: jax.Array, w: jax.Array, sizes: jax.Array) -> None:
             "ragged_dot: x and w must be [m, k] and [e, k, n], got shapes "
             f"{x.shape} and {w.shape}."
         )
+    if 0 in w.shape:
+        raise ValueError(
+            "ragged_dot: w must have a matrix of at least one row and column, got "
+            f"shape={w.shape}."
+        )
     integers = jnp.issubdtype(sizes.dtype, jnp.integer)
     if sizes.shape != w.shape[:1] or not integers:
         raise ValueError(

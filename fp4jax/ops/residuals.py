@@ -30,7 +30,7 @@ class PackedOperand:
     Attributes:
       codes: uint8, two elements a byte along the contraction axis for 4-bit grids.
       scales: uint8 codes, or float32 for `F32` scales.
-      tensor_scale: float32 [], or None.
+      tensor_scale: as of `Operand`.
       signs: float32 signs of the rotation, or None.
       quantizer: what made it.
       shape: of the operand, the contraction axis padded.
@@ -60,7 +60,8 @@ class PackedWeight:
     Attributes:
       fprop: in y = x w; where w is not quantized for it None, or w in another dtype.
       dgrad: in dx = dy w^T; likewise.
-      amax: float32 [], where the recipe holds that of w: what it is now.
+      amax: float32 [], or of groups [e], where the recipe holds that of w: what it is
+        now.
       shape: of w.
       dtype: of w.
     """

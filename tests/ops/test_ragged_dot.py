@@ -223,6 +223,7 @@ def test_no_recipe_is_the_product_of_lax():
     ("changes", "error", "words"),
     [
         ({"x": jnp.ones((37, 8))}, TypeError, "w must be .m, k. and .e, k, n"),
+        ({"x": jnp.ones((37, 0)), "w": jnp.ones((4, 0, 8))}, ValueError, "one row and"),
         ({"group_sizes": jnp.ones(3, jnp.int32)}, ValueError, "must be 4 integers"),
         ({"group_sizes": jnp.ones(4)}, ValueError, "must be 4 integers"),
         ({"x": jnp.ones((37, K), jnp.int32)}, TypeError, "x must be"),
