@@ -21,10 +21,10 @@ def initialize(*, timeout: int) -> None:
 
     Args:
       timeout: seconds within which all have to come; otherwise this process ends with
-        an error and status 2.
+        an error and status 75.
 
     Raises:
-      ValueError: the environment does not say enough.
+      ValueError: the environment does not say enough; a timeout below 1.
     """
     if timeout < 1:
         raise ValueError(

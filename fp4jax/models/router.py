@@ -16,7 +16,7 @@ class RouterBias(nnx.Variable):
 
 
 class Routing(NamedTuple):
-    """Where tokens go.
+    """Where tokens go, those of padding and without loss among them.
 
     Attributes:
       experts: int32 [b, t, top_k], the experts of each token.
