@@ -11,6 +11,7 @@ from fp4jax import policies, sharding
 from fp4jax.models import MoEConfig, Transformer
 from fp4jax.train import (
     OptimConfig,
+    check_mesh,
     init_state,
     make_optimizer,
     make_state,
@@ -153,3 +154,13 @@ def test_microbatches_over_a_mesh_are_those_of_one_device(one_device):
     assert found["loss"] == pytest.approx(expected["loss"], rel=1e-4)
     assert found["grad_norm"] == pytest.approx(expected["grad_norm"], rel=4e-3)
     assert found["load_max"] == expected["load_max"]
+
+
+def test_a_mesh_that_does_not_divide_the_experts_raises():
+    model = nnx.eval_shape(
+        lambda: Transformer(SPREAD, policies.bf16(SPREAD), rngs=nnx.Rngs(0))
+    )
+    message = r"moe.num_experts must be a multiple of expert \* tensor = 8 .* got .*=4"
+    with pytest.raises(ValueError, match=message):
+        check_mesh(model, sharding.make_mesh(expert=4, tensor=2), tokens=32)
+    check_mesh(model, sharding.make_mesh(fsdp=2, expert=2, tensor=2), tokens=32)
