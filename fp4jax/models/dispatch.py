@@ -80,7 +80,7 @@ class Dispatch:
         copies = x.astype(jnp.float32)[:, :, None]
         copies = jnp.broadcast_to(copies, (*x.shape[:2], top_k, x.shape[2]))
         copies = copies.astype(x.dtype).reshape(-1, x.shape[2])
-        tiles = self.tiles.gather(copies)
+        tiles = self.tiles.lay_out(copies)
         return _exchanged(tiles) if self.is_spread else tiles
 
     def combine(self, y: jax.Array, weights: jax.Array) -> jax.Array:
@@ -90,7 +90,7 @@ class Dispatch:
           y: [t, a, d] tiles.
           weights: float32 [b, t, top_k], of each token's experts.
         """
-        y = self.tiles.scatter(_exchanged(y) if self.is_spread else y)
+        y = self.tiles.rows_of(_exchanged(y) if self.is_spread else y)
         y = y.astype(jnp.float32).reshape(*weights.shape, -1) * weights[..., None]
         y = jnp.sum(y, 2)
         return lax.psum(y, TENSOR) if self.is_spread else y

@@ -96,7 +96,7 @@ def ragged_dot(
     positions, first = _positions(positions, microbatch, m)
     tiles = Tiles.of_sizes(group_sizes.astype(jnp.int32), m, rows=tile_rows(recipe))
     y = grouped_dot(
-        tiles.gather(x),
+        tiles.lay_out(x),
         w,
         tiles.groups,
         recipe=recipe,
@@ -108,7 +108,7 @@ def ragged_dot(
         precision=precision,
         preferred_element_type=preferred_element_type,
     )
-    return tiles.scatter(y)
+    return tiles.rows_of(y)
 
 
 def _check_shapes(x: jax.Array, w: jax.Array, sizes: jax.Array) -> None:

@@ -97,14 +97,14 @@ class Tiles:
         """The groups of the tiles."""
         return Groups(self.of, self.count)
 
-    def gather(self, x: jax.Array) -> jax.Array:
+    def lay_out(self, x: jax.Array) -> jax.Array:
         """Lays rows [m, ...] out in tiles [t, a, ...], zeros between them."""
         places = self.of.shape[0] * self.rows
         tiles = jnp.zeros((places, *x.shape[1:]), x.dtype)
         tiles = tiles.at[self.of_row].set(x, mode="drop", unique_indices=True)
         return tiles.reshape(-1, self.rows, *x.shape[1:])
 
-    def scatter(self, y: jax.Array) -> jax.Array:
+    def rows_of(self, y: jax.Array) -> jax.Array:
         """Returns the rows [m, ...] of tiles [t, a, ...]; zeros of rows without one."""
         y = y.reshape(-1, *y.shape[2:])
         return y.at[self.of_row].get(mode="fill", fill_value=0, unique_indices=True)

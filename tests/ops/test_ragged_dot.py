@@ -275,9 +275,9 @@ def test_tiles_are_whole_blocks_of_every_operand():
 def test_tiles_hold_every_row_once(sizes):
     tiles = Tiles.of_sizes(jnp.asarray(sizes, jnp.int32), 37, rows=16)
     rows = jnp.arange(1, 38, dtype=jnp.int32)
-    laid = tiles.gather(rows)
+    laid = tiles.lay_out(rows)
     np.testing.assert_array_equal(
-        tiles.scatter(laid), jnp.where(rows <= sum(sizes), rows, 0)
+        tiles.rows_of(laid), jnp.where(rows <= sum(sizes), rows, 0)
     )
     group = np.repeat(np.arange(E), sizes)
     for tile, i in zip(np.asarray(laid), np.asarray(tiles.of), strict=True):
@@ -294,7 +294,7 @@ def test_tiles_of_parts_are_as_many_in_each():
     labels = jnp.array([3, 0, 3, 1, 3, 0, 3], jnp.int32)
     tiles = Tiles.of_labels(labels, 4, rows=2, parts=2)
     np.testing.assert_array_equal(tiles.of, [0, 1, 4, 4, 3, 3, 4, 4])
-    laid = tiles.gather(jnp.arange(1, 8, dtype=jnp.int32))
+    laid = tiles.lay_out(jnp.arange(1, 8, dtype=jnp.int32))
     expected = [[2, 6], [4, 0], [0, 0], [0, 0], [1, 3], [5, 7], [0, 0], [0, 0]]
     np.testing.assert_array_equal(laid, expected)
 
