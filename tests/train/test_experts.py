@@ -3,6 +3,7 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -17,6 +18,7 @@ from fp4jax.train import (
     make_state,
     make_train_step,
 )
+from fp4jax.train.guards import make_diagnosis
 from tests.cases import SMALL
 from tests.train.test_step import make_batch
 
@@ -164,3 +166,14 @@ def test_a_mesh_that_does_not_divide_the_experts_raises():
     with pytest.raises(ValueError, match=message):
         check_mesh(model, sharding.make_mesh(expert=4, tensor=2), tokens=32)
     check_mesh(model, sharding.make_mesh(fsdp=2, expert=2, tensor=2), tokens=32)
+
+
+def test_the_diagnosis_of_a_step_looks_into_experts():
+    graph, state = start()
+    state = dataclasses.replace(state, step=jnp.int32(1))
+    kernel = state.params["stacks"][1]["moe"]["down"]["kernel"]
+    diagnose = make_diagnosis(graph, CONFIG)
+    assert diagnose(state, make_batch()).startswith("Every operand is finite")
+    # Finite, but y is not: the head's input is the first that shows it, in the loss.
+    kernel.set_value(jnp.full_like(kernel.get_value(), 1e38))
+    assert "finite: the loss itself is not" in diagnose(state, make_batch())
