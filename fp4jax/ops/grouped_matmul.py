@@ -16,7 +16,7 @@ _dot = functools.partial(lax.dot_general, preferred_element_type=jnp.float32)
 
 @dataclasses.dataclass(frozen=True)
 class Kernels:
-    """What multiplies in place of what XLA has, where it can.
+    """What multiplies in place of a scan over tiles, where it can.
 
     Attributes:
       supports: whether the others take features k and n, a dtype and a precision.
@@ -48,14 +48,8 @@ def rows(
     """
     if (kernels := _kernels(x, w.shape[3 - axis], precision)) is not None:
         return kernels.rows(x, w, groups, axis=axis)
-    options = {"axis": axis, "precision": precision}
-    return _by_platform(
-        functools.partial(scan_rows, **options),
-        functools.partial(ragged_rows, **options),
-        x,
-        w,
-        groups,
-    )
+    scan = functools.partial(scan_rows, axis=axis, precision=precision)
+    return _float32_on_cpu(scan, x, w, groups)
 
 
 def weights(
@@ -71,13 +65,8 @@ def weights(
     """
     if (kernels := _kernels(x, dy.shape[2], precision)) is not None:
         return kernels.weights(x, dy, groups)
-    return _by_platform(
-        functools.partial(scan_weights, precision=precision),
-        functools.partial(ragged_weights, precision=precision),
-        x,
-        dy,
-        groups,
-    )
+    scan = functools.partial(scan_weights, precision=precision)
+    return _float32_on_cpu(scan, x, dy, groups)
 
 
 def scan_rows(
@@ -114,7 +103,7 @@ def scan_weights(
 
 
 def ragged_rows(
-    x: jax.Array, w: jax.Array, groups: Groups, *, axis: int, precision: Any
+    x: jax.Array, w: jax.Array, groups: Groups, *, axis: int, precision: Any = None
 ) -> jax.Array:
     """Computes `rows` by `lax.ragged_dot_general`."""
     order, sizes = in_order(groups, x.shape[1])
@@ -125,7 +114,7 @@ def ragged_rows(
 
 
 def ragged_weights(
-    x: jax.Array, dy: jax.Array, groups: Groups, *, precision: Any
+    x: jax.Array, dy: jax.Array, groups: Groups, *, precision: Any = None
 ) -> jax.Array:
     """Computes `weights` by `lax.ragged_dot_general`."""
     order, sizes = in_order(groups, x.shape[1])
@@ -179,20 +168,20 @@ def _kernels(x: jax.Array, n: int, precision: Any) -> Kernels | None:
     return kernels
 
 
-def _by_platform(
-    scan: Callable[..., jax.Array],
-    ragged: Callable[..., jax.Array],
-    a: jax.Array,
-    b: jax.Array,
-    groups: Groups,
+def _float32_on_cpu(
+    product: Callable[..., jax.Array], a: jax.Array, b: jax.Array, groups: Groups
 ) -> jax.Array:
-    """Calls what is faster on a platform.
-
-    A CPU multiplies every row by every matrix in `lax.ragged_dot`; and it multiplies
-    bfloat16 in float32: exact likewise, and faster.
-    """
+    """Calls a product; on a CPU of float32 operands, exact likewise, and faster."""
+    if a.dtype == jnp.float32:
+        return product(a, b, groups)
 
     def on_cpu(a: jax.Array, b: jax.Array, groups: Groups) -> jax.Array:
-        return scan(a.astype(jnp.float32), b.astype(jnp.float32), groups)
+        return product(a.astype(jnp.float32), b.astype(jnp.float32), groups)
 
-    return lax.platform_dependent(a, b, groups, cpu=on_cpu, default=ragged)
+    return lax.platform_dependent(a, b, groups, cpu=on_cpu, default=product)
+
+
+# By `lax.ragged_dot_general`, which does not know every `jax.vmap`.
+RAGGED = Kernels(
+    lambda sizes, dtype, precision: precision is None, ragged_rows, ragged_weights
+)
