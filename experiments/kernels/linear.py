@@ -8,7 +8,6 @@ float32 w, each with the quantizations that its recipe asks for, in one program.
 
 import dataclasses
 import functools
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from experiments.kernels.timing import seconds
 from fp4jax import recipes
 from fp4jax.numerics import E8M0, Scale
 from fp4jax.recipes import Recipe
+from fp4jax.train import JsonLines
 
 _MATRICES = (((1,), (0,)), ((), ()))
 RECIPES: dict[str, Callable[[], Recipe]] = {
@@ -103,8 +103,8 @@ def main(
             rates = f"{row['teraflops']:.0f}", f"{row['ratio']:.3f}"
             table.add_row(text, name, *ms, *rates)
             if out is not None:
-                with out.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row | record.setting()) + "\n")
+                with JsonLines(out) as file:
+                    file.write(row | record.setting())
     Console().print(table)
 
 

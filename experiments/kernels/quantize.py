@@ -7,7 +7,6 @@ written, that was seen in this run. The copy is timed twice, to show the noise.
 """
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from fp4jax.numerics import (
     Site,
     Stochastic,
 )
+from fp4jax.train import JsonLines
 
 _RHT = Quantizer(UNIFORM, scale=Scale(E4M3), rotation=Hadamard(16))
 _OPERAND = (Output.OPERAND,)
@@ -141,8 +141,8 @@ def main(
                 row = measure(case, (int(rows), int(columns)), implementation)
                 table.add_row(case.name, text, implementation, *_numbers(row))
                 if out is not None:
-                    with out.open("a", encoding="utf-8") as file:
-                        file.write(json.dumps(row | record.setting()) + "\n")
+                    with JsonLines(out) as file:
+                        file.write(row | record.setting())
     Console().print(table)
 
 

@@ -104,6 +104,29 @@ class Geometry(abc.ABC):
     def _coordinates(self, where: Where) -> tuple[Plane, Any]:
         """Returns row and half the column of each run's first element."""
 
+    def run(
+        self, kernel: Callable[..., None], x: jax.Array, *arrays: jax.Array, **how: Any
+    ) -> Any:
+        """Calls a kernel of a matrix and further arrays in every program of the grid.
+
+        Args:
+          kernel: of references to x as it is viewed, to the arrays and to the outputs.
+          x: the matrix.
+          *arrays: further inputs.
+          **how: `out_type` and `interpret`, as `plgpu.kernel` takes them.
+        """
+        return plgpu.kernel(
+            kernel,
+            grid=tuple(self.grid.values()),
+            grid_names=tuple(self.grid),
+            compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
+            **how,
+        )(x.reshape(self.view), *arrays)
+
+    def where(self) -> Where:
+        """Returns the indices of this program, inside of a kernel."""
+        return tuple(lax.axis_index(name) for name in self.grid)
+
     def across(self, amax: Plane) -> Plane:
         """Returns the amaxes of square blocks, given those of their runs."""
         if self.square is None:

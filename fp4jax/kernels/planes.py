@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fp4jax.numerics import Quantizer, exact, formats, rounding, scaling
+from fp4jax.numerics.packing import fits_half_a_byte
 
 Plane = jax.Array
 
@@ -117,6 +118,11 @@ def operand(quantized: Quantized, dtype: jax.typing.DTypeLike) -> list[Plane]:
     ]
 
 
+def code_bits(grid: formats.Format) -> int:
+    """Returns the bits that a code takes in memory."""
+    return 4 if fits_half_a_byte(grid) else 8
+
+
 def packed(quantized: Quantized, quantizer: Quantizer, bits: int) -> list[Plane]:
     """Returns int32 planes of codes, as many in each as `bits` have room for.
 
@@ -125,7 +131,7 @@ def packed(quantized: Quantized, quantizer: Quantizer, bits: int) -> list[Plane]
       quantizer: what made them.
       bits: of an integer, 8 or 32; the first code is in its lowest.
     """
-    width = 4 if quantizer.grid.magnitude_bits < 4 else 8
+    width = code_bits(quantizer.grid)
     codes = [formats.signed_code(v, quantizer.grid) for v in quantized.values]
     room = bits // width
     words: list[Plane] = []

@@ -9,7 +9,7 @@ from flax import nnx
 from fp4jax.ops.dot_general import DimensionNumbers, dot_general
 from fp4jax.ops.einsum import einsum
 from fp4jax.ops.gather import Gather
-from fp4jax.ops.residuals import PackedOperand
+from fp4jax.ops.residuals import PackedOperand, PackedWeight
 from fp4jax.recipes import Recipe
 
 
@@ -80,6 +80,12 @@ class Gemm(nnx.Module):
         """The shape of the amaxes of one layer."""
         return (3,)
 
+    def _known(self, w: jax.Array) -> PackedWeight | None:
+        """Returns what `quantize_weights` made of the kernel, or None."""
+        packed = self.weight.get_value()
+        # None as well where the layer casts its kernel to something else.
+        return packed if packed is not None and packed.dtype == w.dtype else None
+
     def _arguments(self) -> dict[str, Any]:
         """Returns the arguments of `fp4jax.dot_general` that this layer decides."""
         step = self.step.get_value()
@@ -128,9 +134,6 @@ class DotGeneral(Gemm):
         gather: Gather | None = None,
     ) -> jax.Array:
         """Computes `fp4jax.dot_general` with this layer's recipe and state."""
-        packed_w = self.weight.get_value()
-        if packed_w is not None and packed_w.dtype != rhs.dtype:
-            packed_w = None  # the layer casts its kernel to something else
         return dot_general(
             lhs,
             rhs,
@@ -139,7 +142,7 @@ class DotGeneral(Gemm):
             preferred_element_type,
             out_sharding=out_sharding,
             packed=packed,
-            packed_w=packed_w,
+            packed_w=self._known(rhs),
             gather=gather,
             **self._arguments(),
         )

@@ -91,12 +91,6 @@ class RaggedDot(Gemm):
         names = ("recipe", "key", "held", "step")
         return pack_experts(w, **{name: arguments[name] for name in names})
 
-    def _known(self, w: jax.Array) -> PackedWeight | None:
-        """Returns what `quantize_weights` made of the kernels, or None."""
-        packed = self.weight.get_value()
-        # None as well where the layer casts its kernel to something else.
-        return packed if packed is not None and packed.dtype == w.dtype else None
-
 
 class GroupedLinear(nnx.Module):
     """y_g = x_g W_g for each group g of rows: the experts of a mixture, for instance.

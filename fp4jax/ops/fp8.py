@@ -18,6 +18,7 @@ from jax import lax
 
 from fp4jax.numerics import E4M3, E8M0, Quantizer, blocks, exact, formats
 from fp4jax.numerics.blockwise import Blocks
+from fp4jax.numerics.packing import fits_half_a_byte
 from fp4jax.ops.operands import Operand
 
 _LOWEST = -126  # below the exponent of every scale
@@ -43,7 +44,7 @@ def takes(quantizer: Quantizer | None) -> bool:
     """Returns whether operands of a quantizer may be exact in E4M3."""
     if quantizer is None or quantizer.scale.format != E8M0:
         return False
-    return quantizer.grid.magnitude_bits < 4
+    return fits_half_a_byte(quantizer.grid)
 
 
 def window(grid: formats.Format) -> int:

@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
-from jax import lax
 
 from fp4jax.kernels import planes
 from fp4jax.kernels.geometry import along as geometry_along
@@ -44,19 +42,18 @@ def amax(
 
     def kernel(x_ref, *refs):
         *drawn, out_ref = refs
-        where = tuple(lax.axis_index(name) for name in geometry.grid)
+        where = geometry.where()
         run: Any = [drawn[0][i] for i in range(size)] if drawn else signs
         tile = [plane.astype(jnp.float32) for plane in geometry.load(x_ref, where)]
         largest = exact.bits_of(planes.amax(planes.rotate(tile, run)))
         out_ref[where] = jnp.max(largest)
 
     # As integers, which keep the order of magnitudes, and a NaN.
-    parts = plgpu.kernel(
+    parts = geometry.run(
         kernel,
+        x,
+        *arrays,
         out_type=jax.ShapeDtypeStruct(tuple(geometry.grid.values()), jnp.int32),
-        grid=tuple(geometry.grid.values()),
-        grid_names=tuple(geometry.grid),
-        compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
         interpret=interpret,
-    )(x.reshape(geometry.view), *arrays)
+    )
     return exact.float_of(jnp.max(parts))

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from fp4jax.kernels import planes
 from fp4jax.kernels.amax.mosaic import amax as amax_of
@@ -240,7 +238,7 @@ def quantize_matrix(
 
     def kernel(x_ref, *refs):
         inputs = dict(zip(arrays, refs[: len(arrays)], strict=True))
-        where = tuple(lax.axis_index(name) for name in geometry.grid)
+        where = geometry.where()
         signs: Any = scalars.signs
         factor = uniform = None
         if "signs" in inputs:
@@ -260,14 +258,13 @@ def quantize_matrix(
         for output, ref in zip(outputs, refs[len(arrays) :], strict=True):
             geometry.store(ref, where, _planes(output, quantized, quantizer, geometry))
 
-    found = plgpu.kernel(
+    found = geometry.run(
         kernel,
+        x,
+        *arrays.values(),
         out_type=[_out_type(output, quantizer, geometry) for output in outputs],
-        grid=tuple(geometry.grid.values()),
-        grid_names=tuple(geometry.grid),
-        compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
         interpret=interpret,
-    )(x.reshape(geometry.view), *arrays.values())
+    )
     return dict(zip(outputs, map(geometry.matrix, found), strict=True))
 
 
@@ -294,7 +291,7 @@ def _out_type(
         case Output.OPERAND:
             return geometry.elements(size, jnp.bfloat16)
         case Output.CODES:
-            bits = size * (4 if quantizer.grid.magnitude_bits < 4 else 8)
+            bits = size * planes.code_bits(quantizer.grid)
             dtype = {8: jnp.uint8, 32: jnp.uint32}[geometry.word]
             return geometry.elements(bits // geometry.word, dtype)
         case Output.SCALES:
