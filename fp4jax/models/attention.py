@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from fp4jax.models.attend import attend
 from fp4jax.models.config import ModelConfig
 from fp4jax.models.layers import Linear, RMSNorm, packed_once, residual_std
 from fp4jax.recipes import Recipe
@@ -52,14 +53,14 @@ class Attention(nnx.Module):
         self,
         x: jax.Array,
         *,
-        mask: jax.Array,
+        mask: jax.Array | None,
         rotation: tuple[jax.Array, jax.Array] | None,
     ) -> jax.Array:
         """Mixes x [b, t, d] over its documents.
 
         Args:
           x: normalized activations.
-          mask: of `document_mask`.
+          mask: of `document_mask`; None where every row is one document.
           rotation: of `rope`; None where the order of tokens is not told.
         """
         heads = (*x.shape[:2], -1, self.head_dim)
@@ -75,9 +76,7 @@ class Attention(nnx.Module):
             query, key = self.query_norm(query), self.key_norm(key)
         if rotation is not None:
             query, key = rotate(query, rotation), rotate(key, rotation)
-        mixed = jax.nn.dot_product_attention(
-            query, key, value, mask=mask, is_causal=True
-        )
+        mixed = attend(query, key, value, mask=mask)
         return self.out(mixed.reshape(*x.shape[:2], -1))  # [b, t, d]
 
 

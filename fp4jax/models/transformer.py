@@ -151,11 +151,9 @@ class Transformer(nnx.Module):
             own. None: a row is one document.
           positions: [b, t] int32 within the document. None: counted along the row.
         """
-        if segment_ids is None:
-            segment_ids = jnp.ones_like(inputs)
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(inputs.shape[1]), inputs.shape)
-        context = _context(segment_ids, positions, config=self.config)
+        context = _context(inputs, segment_ids, positions, config=self.config)
         x = self.embed(inputs)
         stacks, balances = iter(self.stacks), []
         for run in self.runs:
@@ -227,14 +225,22 @@ def _stack(
 
 
 def _context(
-    segment_ids: jax.Array, positions: jax.Array, *, config: ModelConfig
+    inputs: jax.Array,
+    segment_ids: jax.Array | None,
+    positions: jax.Array,
+    *,
+    config: ModelConfig,
 ) -> dict[str, dict[str, Any]]:
     """Returns what each part of a block is called with, beside activations."""
     rotation = None
     if config.rope_theta:
         rotation = rope(positions, head_dim=config.head_dim, theta=config.rope_theta)
+    # A mask of nothing would cost attention what it saves by being causal.
+    mask = None if segment_ids is None else document_mask(segment_ids)
+    if segment_ids is None:
+        segment_ids = jnp.ones_like(inputs)
     return {
-        "attention": {"mask": document_mask(segment_ids), "rotation": rotation},
+        "attention": {"mask": mask, "rotation": rotation},
         "mamba": {"documents": count_documents(segment_ids)},
     }
 

@@ -21,9 +21,13 @@ def masked_losses(model: nnx.Module, batch: Batch) -> jax.Array:
 
 
 def inputs_of(batch: Batch) -> dict[str, Any]:
-    """Returns the arguments of a model that a batch has."""
+    """Returns the arguments of a model that a batch has.
+
+    Without `segment_ids` every row is one document, without `positions` they count
+    along the row.
+    """
     names = ("inputs", "segment_ids", "positions")
-    return {name: batch[name] for name in names}
+    return {name: batch[name] for name in names if name in batch}
 
 
 def cross_entropies(logits: jax.Array, batch: Batch) -> jax.Array:

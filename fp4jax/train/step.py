@@ -52,7 +52,8 @@ def make_train_step(
 
     Returns:
       A function of a batch with `inputs`, `targets`, `segment_ids`, `positions` and
-      `loss_mask`, all [b, t]. Its metrics are scalars: the masked mean `loss`, the
+      `loss_mask`, all [b, t]; where rows are one document each, the ids and positions
+      may be left out. Its metrics are scalars: the masked mean `loss`, the
       `grad_norm` before clipping, the `lr` of the step, and `skipped`: 1 where loss or
       gradient were not finite, and so neither parameters nor optimizer nor held amaxes
       nor the biases of routers have changed. Of a model with experts also the

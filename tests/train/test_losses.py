@@ -19,3 +19,12 @@ def test_losses_are_zero_outside_of_the_mask_and_add_up():
     np.testing.assert_allclose(found, -log_p[..., 0] * mask, rtol=1e-6)
     total, count = token_losses(model, batch)
     assert total == found.sum() and count == 3
+
+
+def test_a_batch_may_leave_out_what_tells_its_documents_apart():
+    tokens = jnp.zeros((2, 3), jnp.int32)
+    batch = {"inputs": tokens, "targets": tokens, "loss_mask": jnp.ones((2, 3))}
+    given = []
+    model = lambda **arguments: given.append(set(arguments)) or jnp.zeros((2, 3, 5))
+    masked_losses(model, batch)
+    assert given == [{"inputs"}]
