@@ -68,22 +68,15 @@ def measure(config: ExperimentConfig, *, mesh: Mesh) -> tuple[Footprint, Transfo
 
     model = nnx.eval_shape(make_model)
     graph = nnx.graphdef(model)
-    state = _placed(jax.eval_shape(make_state), mesh)
+    state = placed(jax.eval_shape(make_state), mesh)
     parts = config.run.microbatches
     step = train.make_train_step(graph, optimizer, microbatches=parts, mesh=mesh)
     program = step.lower(state, _batch(config, mesh)).compile()
-    memory = _memory(program)
-    peak = (
-        memory.argument_size_in_bytes
-        + memory.temp_size_in_bytes
-        + memory.output_size_in_bytes
-        - memory.alias_size_in_bytes
-    )
     footprint = Footprint(
         params=_bytes(state.params),
         optimizer=_bytes(state.opt_state),
         residuals=_residuals(graph, state, config, mesh),
-        peak=peak,
+        peak=peak_bytes(program),
         collectives=tuple(collectives(program.as_text() or "")),
     )
     return footprint, model
@@ -116,13 +109,24 @@ def _residuals(
     return _memory(compiled).output_size_in_bytes
 
 
+def peak_bytes(program: jax.stages.Compiled) -> int:
+    """Returns what a device must have while it runs a program, arguments included."""
+    memory = _memory(program)
+    return (
+        memory.argument_size_in_bytes
+        + memory.temp_size_in_bytes
+        + memory.output_size_in_bytes
+        - memory.alias_size_in_bytes
+    )
+
+
 def _memory(program: jax.stages.Compiled) -> Any:
     found = program.memory_analysis()
     assert found is not None  # on every backend of ours
     return found
 
 
-def _placed(state: TrainState, mesh: Mesh) -> TrainState:
+def placed(state: TrainState, mesh: Mesh) -> TrainState:
     """Returns the shapes of a state with the shardings that its arrays have."""
 
     def place(layout: P, tree: Any) -> Any:

@@ -137,8 +137,7 @@ def bf16_forward(policy: Policy) -> Policy:
     def forward(recipe: Recipe) -> Recipe:
         return dataclasses.replace(recipe, fprop=Fprop(), source="original")
 
-    rules = tuple(Rule(rule.pattern, forward(rule.recipe)) for rule in policy.rules)
-    return Policy(forward(policy.default), rules)
+    return policy.map(forward)
 
 
 PRESETS: dict[str, Callable[[HasLayers], Policy]] = {

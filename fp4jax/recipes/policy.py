@@ -2,7 +2,7 @@
 
 import dataclasses
 import fnmatch
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from fp4jax.numerics.checks import is_integer
@@ -48,6 +48,19 @@ class Policy:
         """Returns the recipe of the layer at a path such as "blocks/3/mlp/down"."""
         rule = self._match(path)
         return self.default if rule is None else rule.recipe
+
+    def map(self, function: Callable[[Recipe], Recipe]) -> "Policy":
+        """Returns the policy of the same patterns with other recipes.
+
+        Args:
+          function: what becomes of each recipe.
+
+        Example:
+          >>> from fp4jax import recipes
+          >>> Policy(recipes.ti2d()).map(lambda r: recipes.bf16()).default.fprop.x
+        """
+        rules = tuple(Rule(rule.pattern, function(rule.recipe)) for rule in self.rules)
+        return Policy(function(self.default), rules)
 
     def check(self, paths: Iterable[str]) -> None:
         """Raises ValueError for a rule that gives no layer of a model its recipe.

@@ -2,9 +2,11 @@
 
 import json
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from experiments.kernels import linear, quantize, timing
+from experiments.kernels import grouped, linear, quantize, timing
 
 
 def test_writes_rows_versions_and_device(tmp_path, capsys, monkeypatch):
@@ -32,3 +34,28 @@ def test_a_linear_layer_is_timed_over_bf16(tmp_path, monkeypatch):
     assert bf16["ratio"] == 1
     expected = min(mxfp4["milliseconds"]) / min(bf16["milliseconds"])
     assert abs(mxfp4["ratio"] / expected - 1) < 1e-6
+
+
+def test_uneven_groups_have_all_rows_and_one_has_none():
+    sizes = grouped.group_sizes(8, 1000, seed=0)
+    assert sizes.sum() == 1000 and sizes[-1] == 0
+    assert sizes[:-1].min() > 0 and len(set(sizes.tolist())) > 5
+
+
+def test_the_yardstick_multiplies_equal_groups():
+    x, w, *_ = grouped.operands(4, 32, 16, 8, seed=0)
+    expected = np.concatenate(
+        [x[8 * i : 8 * i + 8].astype(jnp.float32) @ w[i] for i in range(4)]
+    )
+    np.testing.assert_allclose(grouped.einsum(x, w), expected, atol=0.05)
+
+
+def test_grouped_products_are_timed_over_an_einsum(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(timing, "_BLOCK_SECONDS", 1e-6)
+    out = tmp_path / "grouped.jsonl"
+    names = ("lax.ragged_dot", "bf16, hopper")
+    assert grouped.main("2x256x128x128", names=names, out=out) == 0
+    einsum, plain, hopper = map(json.loads, out.read_text().splitlines())
+    assert einsum["rate_over_einsum"] == 1 and plain["rate_over_einsum"] > 0
+    assert "error" in hopper  # those kernels do not run on a CPU
+    assert "lax.ragged_dot" in capsys.readouterr().out

@@ -1,0 +1,154 @@
+"""How fast groups of rows are multiplied by a matrix each, forward and backward.
+
+    python -m experiments.kernels.grouped [--shape 64x32768x2048x1024] [--out FILE]
+
+Of a shape e x m x k x n: y, dx and dw of bfloat16 x [m, k] whose rows are of e uneven
+groups, one of them empty, and a float32 w [e, k, n]. The yardstick is an einsum of e
+equal groups, which knows their sizes when it is compiled.
+"""
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from rich.table import Table
+
+import fp4jax
+from experiments import record, terminal
+from experiments.kernels.timing import seconds
+from fp4jax import recipes
+from fp4jax.ops.grouped_matmul import KERNELS, RAGGED
+from fp4jax.ops.mosaic import HOPPER
+from fp4jax.recipes import Recipe
+from fp4jax.train import JsonLines
+
+
+class Case(NamedTuple):
+    """What to time: a recipe, None for `lax.ragged_dot` itself, and what multiplies."""
+
+    recipe: Recipe | None
+    kernels: Any = None
+
+
+YARDSTICK = "einsum"
+CASES = {
+    "lax.ragged_dot": Case(None),
+    "bf16": Case(recipes.bf16()),
+    "bf16, ragged": Case(recipes.bf16(), RAGGED),
+    "bf16, hopper": Case(recipes.bf16(), HOPPER),
+    "ufp4, ragged": Case(recipes.ufp4(), RAGGED),
+    "ufp4, hopper": Case(recipes.ufp4(), HOPPER),
+}
+
+
+def gradients(product: Callable[..., jax.Array]) -> Callable[..., Any]:
+    """Returns what computes y, dx and dw of (x, w, dy, ...)."""
+
+    def function(operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        x, w, dy, *others = operands
+        y, backward = jax.vjp(lambda x, w: product(x, w, *others), x, w)
+        return y, *backward(dy)
+
+    return function
+
+
+def einsum(x: jax.Array, w: jax.Array, *_: jax.Array) -> jax.Array:
+    """Returns the products of equal groups."""
+    x = x.reshape(len(w), -1, x.shape[1])
+    y = jnp.einsum("emk,ekn->emn", x, w.astype(x.dtype))
+    return y.reshape(-1, w.shape[2])
+
+
+def ragged(case: Case, x: Any, w: Any, sizes: Any, key: Any) -> jax.Array:
+    """Returns the products of groups of any sizes."""
+    if case.recipe is None:
+        return fp4jax.ragged_dot(x, w.astype(x.dtype), sizes)
+    dot = functools.partial(fp4jax.ragged_dot, recipe=case.recipe, key=key)
+    return dot(x, w, sizes, preferred_element_type=x.dtype)
+
+
+def operands(e: int, m: int, k: int, n: int, *, seed: int) -> tuple[jax.Array, ...]:
+    """Returns x, w, dy, the sizes of the groups and a key."""
+    key, *keys = jax.random.split(jax.random.key(seed), 4)
+    draw = jax.random.normal
+    x, dy = draw(keys[0], (m, k), jnp.bfloat16), draw(keys[1], (m, n), jnp.bfloat16)
+    return x, draw(keys[2], (e, k, n)) * k**-0.5, dy, group_sizes(e, m, seed), key
+
+
+def group_sizes(e: int, m: int, seed: int) -> jax.Array:
+    """Returns int32 [e] of sum m: uneven, the last 0 where there are several."""
+    shares = np.random.default_rng(seed).lognormal(sigma=0.7, size=max(e - 1, 1))
+    ends = np.round(np.cumsum(shares) / shares.sum() * m).astype(np.int32)
+    sizes = np.diff(ends, prepend=0)
+    return jnp.asarray(np.pad(sizes, (0, e - len(sizes))), jnp.int32)
+
+
+def measure(shape: tuple[int, int, int, int], names: tuple[str, ...]) -> list[Any]:
+    """Returns the rows of a shape, that of the yardstick first."""
+    e, m, k, n = shape
+    inputs = [operands(*shape, seed=seed) for seed in (0, 1)]
+    rows: list[dict[str, Any]] = []
+    for name in (YARDSTICK, *names):
+        row: dict[str, Any] = {"shape": list(shape), "case": name}
+        try:
+            row["milliseconds"] = [1e3 * t for t in _times(name, inputs)]
+        except Exception as error:  # of a kernel that this device lacks, any
+            row["error"] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        else:
+            best = min(row["milliseconds"])
+            row["teraflops"] = 6 * m * k * n / best / 1e9
+            if "milliseconds" in (first := rows[0] if rows else row):
+                row["rate_over_einsum"] = min(first["milliseconds"]) / best
+        rows.append(row)
+    return rows
+
+
+def _times(name: str, inputs: list[tuple[jax.Array, ...]]) -> list[float]:
+    """Returns the seconds of a case, measured twice."""
+    if name == YARDSTICK:
+        return [seconds(gradients(einsum), inputs) for _ in range(2)]
+    case = CASES[name]
+    function = gradients(functools.partial(ragged, case))
+    context = KERNELS(case.kernels) if case.kernels else contextlib.nullcontext()
+    with context:
+        return [seconds(function, inputs) for _ in range(2)]
+
+
+def main(
+    shape: str = "64x32768x2048x1024",
+    *,
+    names: tuple[str, ...] = tuple(CASES),
+    out: Path | None = None,
+) -> int:
+    """Times grouped products.
+
+    Args:
+      shape: e x m x k x n.
+      names: of the cases.
+      out: file to which rows are added as JSON lines, with versions, device and commit.
+    """
+    e, m, k, n = map(int, shape.split("x"))
+    table = Table("case", "ms", "again", "TFLOP/s", "rate over einsum")
+    for row in measure((e, m, k, n), names):
+        if out is not None:
+            with JsonLines(out) as file:
+                file.write(row | record.setting())
+        if "error" in row:
+            table.add_row(row["case"], row["error"])
+            continue
+        ms = [f"{t:.2f}" for t in row["milliseconds"]]
+        ratio = f"{row['rate_over_einsum']:.2f}"
+        table.add_row(row["case"], *ms, f"{row['teraflops']:.0f}", ratio)
+    terminal.console(100).print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(tyro.cli(main, description=__doc__))

@@ -1,0 +1,189 @@
+"""How long whole training steps take under each recipe, and what memory they need.
+
+    python -m experiments.kernels.step [--model dense_1p5b] [--out FILE]
+
+A step is what `experiments.pretrain` takes: forward and backward pass, clipping, AdamW;
+its state is donated. All cases are compiled first, several at a time, then timed one
+after another on batches of random tokens.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import tyro
+from rich.table import Table
+
+from experiments import presets, record, terminal
+from experiments.kernels import cases, programs
+from experiments.presets import ExperimentConfig
+from fp4jax import models
+from fp4jax.train import JsonLines
+from fp4jax.train.metrics import utilization
+
+_GIB = 2**30
+_TINY = {"model": "tiny", "batch": 4, "sequence": 64, "documents": 2}
+_TINY_NAMES = ("bf16", "ue5m3", "ti2d+fp8+packed")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Times whole training steps."""
+
+    model: str = "dense_1p5b"
+    """as for experiments.pretrain."""
+    names: tuple[str, ...] = tuple(cases.known())
+    """policies, which may end in +packed (residuals) or +fp8 (compute), and qwix; the
+    first is what others are compared with."""
+    batch: int = 16
+    """rows of a batch."""
+    sequence: int = 2048
+    """tokens of a row."""
+    documents: int = 1
+    """of a row; attention to one document needs no mask."""
+    grouped: Literal["default", "hopper", "ragged"] = "default"
+    """what multiplies groups of rows: JAX's kernels for Hopper GPUs, lax.ragged_dot."""
+    jobs: int = 4
+    """programs that are compiled at a time."""
+    set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """sets a field of the configuration, such as model.remat=none."""
+    out: Path | None = None
+    """file to which rows are added as JSON lines, with versions, device and commit."""
+    tiny: bool = False
+    """a small model and few cases, for a look on any device."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; the exit status is 1 if a case could not be measured."""
+    arguments = tyro.cli(
+        Arguments, prog="python -m experiments.kernels.step", args=argv
+    )
+    if arguments.tiny:
+        names = [name for name in arguments.names if name in _TINY_NAMES]
+        arguments = dataclasses.replace(
+            arguments, **_TINY, names=tuple(names) or arguments.names
+        )
+    try:
+        rows = run(arguments)
+    except (ValueError, TypeError, ModuleNotFoundError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if arguments.out is not None:
+        with JsonLines(arguments.out) as file:
+            for row in rows:
+                file.write(row | record.setting())
+    terminal.console(140).print(table(rows))
+    return 1 if any("error" in row for row in rows) else 0
+
+
+def run(arguments: Arguments) -> list[dict[str, Any]]:
+    """Returns a row for each case.
+
+    Raises:
+      ValueError, TypeError: as `presets.resolve`; an unknown name.
+      ModuleNotFoundError: a case takes a library that is not there.
+    """
+    config = configure(arguments)
+    batches = programs.batches(config, documents=arguments.documents)
+    found = [cases.find(name, config) for name in arguments.names]
+    with programs.grouped_products(_kernels(arguments.grouped)):
+        lowered = {
+            case.name: programs.lower(case, config, batches[0]) for case in found
+        }
+    compiled = programs.compiled(lowered, jobs=arguments.jobs)
+    rows: list[dict[str, Any]] = []
+    for case in found:
+        row = {"model": arguments.model, "case": case.name, **_sizes(arguments, config)}
+        try:
+            row |= case.about | _measured(compiled.pop(case.name), config, batches)
+        except jax.errors.JaxRuntimeError as error:
+            row["error"] = str(error).partition("\n")[0]
+        base = next((r for r in rows if "milliseconds" in r), row)
+        if "milliseconds" in row:
+            row["ratio"] = _best(row) / _best(base)
+        rows.append(row)
+    return rows
+
+
+def configure(arguments: Arguments) -> ExperimentConfig:
+    """Returns the experiment that the arguments describe."""
+    return presets.resolve(
+        arguments.model,
+        policy_names=[presets.REFERENCE],
+        alone=True,
+        assignments=[
+            f"data.batch_size={arguments.batch}",
+            f"data.sequence_length={arguments.sequence}",
+            *arguments.set,
+        ],
+    )
+
+
+def table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Returns the rows as people read them."""
+    columns = ("case", "ms", "again", "sampled", "tokens/s", "MFU", "ratio")
+    table = Table(*columns, "program GiB", "device GiB", "nonzero", "loss")
+    for row in rows:
+        if "error" in row:
+            table.add_row(row["case"], row["error"])
+            continue
+        sampled = row.get("sampled_milliseconds")
+        share, device = row["utilization"], row["device_bytes"]
+        table.add_row(
+            row["case"],
+            *(f"{ms:.1f}" for ms in row["milliseconds"]),
+            "" if sampled is None else f"{min(sampled):.1f}",
+            f"{row['tokens_per_second']:,.0f}",
+            "" if share is None else f"{share:.1%}",
+            f"{row['ratio']:.3f}",
+            f"{row['program_bytes'] / _GIB:.2f}",
+            "" if device is None else f"{device / _GIB:.2f}",
+            f"{row['nonzero_gradients']:.1%}",
+            f"{row['loss']:.3f}",
+        )
+    return table
+
+
+def _measured(
+    program: programs.Program | Exception, config: ExperimentConfig, batches: Any
+) -> dict[str, Any]:
+    """Returns what is measured of a program, or why nothing is."""
+    if isinstance(program, Exception):
+        return {"error": str(program).partition("\n")[0]}
+    row = programs.measure(program, batches)
+    length = config.data.sequence_length
+    speed = config.data.batch_size * length / (_best(row) / 1e3)
+    flops = models.flops_per_token(config.model, sequence_length=length)
+    devices = jax.devices()[:1]
+    share = utilization(speed, flops_per_token=flops, devices=devices)
+    return row | {"tokens_per_second": speed, "utilization": share}
+
+
+def _sizes(arguments: Arguments, config: ExperimentConfig) -> dict[str, Any]:
+    return {
+        "batch": [arguments.batch, arguments.sequence],
+        "documents": arguments.documents,
+        "remat": config.model.remat,
+        "grouped": arguments.grouped,
+        "set": list(arguments.set),
+    }
+
+
+def _best(row: dict[str, Any]) -> float:
+    return min(row["milliseconds"])
+
+
+def _kernels(grouped: str) -> Any:
+    """Returns what multiplies groups of rows."""
+    if grouped == "default":
+        return None
+    from fp4jax.ops import grouped_matmul, mosaic
+
+    return mosaic.HOPPER if grouped == "hopper" else grouped_matmul.RAGGED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

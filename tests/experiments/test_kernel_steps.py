@@ -1,0 +1,131 @@
+"""Whole steps that are timed: what trains, what a row tells, what goes wrong."""
+
+import json
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+
+from experiments import presets
+from experiments.kernels import cases, programs, step
+from fp4jax import policies, recipes
+from fp4jax.models import Transformer
+
+SMALL = (
+    "model.num_layers=1",
+    "model.d_model=32",
+    "model.num_heads=1",
+    "model.head_dim=32",
+    "model.d_ff=32",
+)
+
+
+def config(*assignments):
+    return presets.resolve("tiny", policy_names=["bf16"], assignments=assignments)
+
+
+def test_a_policy_takes_changes_of_its_recipes():
+    fp8 = cases.policy_of("ti2d+fp8", config())
+    assert {r.recipe.compute for r in fp8.rules} | {fp8.default.compute} == {"fp8"}
+    packed = cases.policy_of("nvfp4+packed", config())
+    assert packed.default.residuals == "packed"
+    assert {rule.recipe for rule in packed.rules} == {recipes.bf16()}
+    both = cases.policy_of("ti2d+fp8+packed", config())
+    assert (both.default.compute, both.default.residuals) == ("fp8", "packed")
+
+
+@pytest.mark.parametrize("name", ["fp8", "ufp4+fast", "qwix+packed", ""])
+def test_an_unknown_case_is_named(name):
+    with pytest.raises(ValueError, match=f"or not, got '{name}'".replace("+", r"\+")):
+        cases.policy_of(name, config())
+
+
+def test_every_case_that_is_measured_by_default_exists():
+    names = list(cases.known())
+    assert names[0] == "bf16" and cases.QWIX in names
+    for name in names[:-1]:
+        cases.policy_of(name, config())
+
+
+def test_rows_tell_time_memory_and_setting(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(programs, "_BLOCK_SECONDS", 1e-6)
+    out = tmp_path / "steps.jsonl"
+    sets = [word for text in SMALL for word in ("--set", text)]
+    size = ["--batch", "2", "--sequence", "32", "--out", str(out)]
+    assert step.main(["--model", "tiny", "--names", "bf16", *sets, *size]) == 0
+    (row,) = map(json.loads, out.read_text().splitlines())
+    assert row["case"] == "bf16" and row["ratio"] == 1
+    best = min(row["milliseconds"])
+    assert row["tokens_per_second"] == pytest.approx(1e3 * 2 * 32 / best)
+    assert row["utilization"] is None  # of a CPU
+    # Parameters and two moments at least.
+    assert row["program_bytes"] > 3 * 4 * 32 * (3 * 32 + 2 * 32)
+    assert row["nonzero_gradients"] > 0.9 and row["loss"] < row["first_loss"]
+    assert "jax" in row["versions"] and row["device"]["platform"] == "cpu"
+    assert "bf16" in capsys.readouterr().out
+
+
+def test_what_cannot_be_compiled_is_a_row_and_a_status(capsys, monkeypatch):
+    def fail():
+        raise NotImplementedError("no such kernel\nat all")
+
+    broken = types.SimpleNamespace(compile=fail)
+    monkeypatch.setattr(
+        programs, "lower", lambda *a, **k: programs.Lowered(broken, broken, False)
+    )
+    small = [word for text in SMALL for word in ("--set", text)]
+    assert step.main(["--tiny", "--names", "bf16", *small]) == 1
+    assert "no such kernel" in capsys.readouterr().out
+
+
+def test_an_unknown_name_is_one_sentence(capsys):
+    assert step.main(["--tiny", "--names", "fp3"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: --names: must be") and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("documents", [1, 3])
+def test_batches_tell_documents_apart_where_there_are_several(documents):
+    shape = config("data.batch_size=2", "data.sequence_length=8")
+    first, second = programs.batches(shape, documents=documents)
+    assert (first["inputs"] != second["inputs"]).any()
+    np.testing.assert_array_equal(first["inputs"][:, 1:], first["targets"][:, :-1])
+    assert ("segment_ids" in first) == (documents > 1)
+    if documents > 1:
+        assert first["segment_ids"][0].tolist() == [1, 1, 1, 2, 2, 2, 3, 3]
+        assert first["positions"][1].tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
+
+
+def test_gradients_are_counted_where_they_are_not_zero():
+    moments = nnx.State(
+        {
+            "kernel": nnx.Param(jnp.array([[1.0, 0.0], [0.0, 0.0]])),
+            "bias": nnx.Param(jnp.ones(2)),
+        }
+    )
+    adam = optax.ScaleByAdamState(count=jnp.int32(1), mu=moments, nu=moments)
+    state = types.SimpleNamespace(opt_state=(adam, optax.EmptyState()))
+    assert programs.nonzero_gradients(state) == 0.25
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_qwix_quantizes_the_layers_that_nvfp4_does():
+    pytest.importorskip("qwix")
+    shape = config(*SMALL, "model.num_layers=2", "data.batch_size=1")
+    case = cases.find(cases.QWIX, shape)
+    assert case.about["rule"]["weight_qtype"] == "nvfp4"
+    plain = Transformer(shape.model, policies.bf16(shape.model), rngs=nnx.Rngs(0))
+    tokens = jax.random.randint(jax.random.key(0), (1, 32), 0, 512)
+
+    def loss(model):
+        return -jnp.mean(jax.nn.log_softmax(model.forward(tokens).logits)[..., 0])
+
+    with case.tracing():
+        found, grads = nnx.jit(nnx.value_and_grad(loss))(case.make_model())
+    assert 1e-3 < abs(found - nnx.jit(loss)(plain)) < 1
+    for stack in grads["stacks"].values():  # the quantized block, and the last
+        assert (stack["mlp"]["up"]["kernel"].get_value() != 0).mean() > 0.9
