@@ -2,14 +2,15 @@
 
 import jax
 
+WARPGROUP = 128  # threads that work together, of which each holds whole runs
 _MOSAIC_CAPABILITY = 9
 _MOSAIC_JAX = (0, 11)
 
 
 def without_mosaic() -> str | None:
     """Returns why Pallas Mosaic GPU kernels cannot run here, or None."""
-    if jax.__version_info__[:2] < _MOSAIC_JAX:
-        return f"JAX must be at least 0.11, got {jax.__version__}"
+    if (why := too_old()) is not None:
+        return why
     device = jax.local_devices()[0]
     major = str(getattr(device, "compute_capability", None)).partition(".")[0]
     if device.platform == "gpu" and major.isdecimal():
@@ -19,3 +20,10 @@ def without_mosaic() -> str | None:
         "the device must be an NVIDIA GPU of compute capability "
         f"{_MOSAIC_CAPABILITY}.0 or later, got {device.device_kind!r}"
     )
+
+
+def too_old() -> str | None:
+    """Returns why JAX knows no Pallas Mosaic GPU kernels like ours, or None."""
+    if jax.__version_info__[:2] < _MOSAIC_JAX:
+        return f"JAX must be at least 0.11, got {jax.__version__}"
+    return None

@@ -54,8 +54,7 @@ def window(grid: formats.Format) -> int:
 
 def scaled(operand: Operand, quantizer: Quantizer) -> Scaled:
     """Returns a quantized operand as FP8 tensor cores take it."""
-    split = operand.blocks
-    assert split is not None
+    split = operand.decoded()
     tiling, grid = split.tiling, quantizer.grid
     axis = split.axis + sum(other < split.axis for other in tiling.sizes)
     exponent = (exact.bits_of(split.scale) >> 23) - 127

@@ -10,18 +10,26 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType
 
+from fp4jax.kernels.quantize import Output
 from fp4jax.numerics import Site, blocks
 from fp4jax.numerics.groups import Groups
 from fp4jax.ops import fp8, native
 from fp4jax.ops.dims import flatten
 from fp4jax.ops.gather import Gather
 from fp4jax.ops.noise import Noise
-from fp4jax.ops.operands import Operand, make_operand, transposed
+from fp4jax.ops.operands import (
+    MULTIPLIED,
+    STORED,
+    Operand,
+    make_operand,
+    transposed,
+)
 from fp4jax.ops.residuals import PackedOperand, pack_operand, unpack_operand
 from fp4jax.recipes import Recipe
 
 Position = Literal["lhs", "rhs"]
 Input = jax.Array | PackedOperand
+Outputs = tuple[Output, ...] | None  # None: those that the product of a site reads
 # Of x, w and dy; None where an amax is not held.
 Amaxes = tuple[jax.Array | None, jax.Array | None, jax.Array | None]
 NO_AMAXES: Amaxes = (None, None, None)
@@ -114,9 +122,9 @@ class Gemms:
         assert site is not None
         quantizer = self.recipe.sites[site]
         if site == Site.FPROP_X:
-            operand = self._fprop_operand(x, position, noise, amaxes)
+            operand = self._fprop_operand(x, position, noise, amaxes, STORED)
         else:
-            operand = self._backward_operand(x, position, noise, amaxes)
+            operand = self._backward_operand(x, position, noise, amaxes, STORED)
         assert quantizer is not None
         return pack_operand(operand, quantizer)
 
@@ -127,13 +135,13 @@ class Gemms:
         of_fprop, of_dgrad = (
             self.recipe.sites[site] for site in (Site.FPROP_W, Site.DGRAD_W)
         )
-        fprop = self._fprop_operand(w, self.weight, noise, amaxes)
+        fprop = self._fprop_operand(w, self.weight, noise, amaxes, STORED)
         packed = None if of_fprop is None else pack_operand(fprop, of_fprop)
         if of_dgrad is None:
             return packed, None
         if self.recipe.source == "fprop":
             w = fprop.dequantized(w.shape)
-        dgrad = self._backward_operand(w, self.weight, noise, amaxes)
+        dgrad = self._backward_operand(w, self.weight, noise, amaxes, STORED)
         return packed, pack_operand(dgrad, of_dgrad)
 
     @property
@@ -156,7 +164,9 @@ class Gemms:
         """Which operand is x."""
         return "lhs" if self.weight == "rhs" else "rhs"
 
-    def _operand(self, x, axis: int, site: Site, noise, amaxes: Amaxes) -> Operand:
+    def _operand(
+        self, x, axis: int, site: Site, noise, amaxes: Amaxes, outputs: Outputs = None
+    ) -> Operand:
         """Quantizes along one contraction axis as the recipe says for a site."""
         quantizer = self.recipe.sites[site]
         holds = quantizer is not None and quantizer.holds
@@ -169,22 +179,34 @@ class Gemms:
             noise=noise,
             amax=amaxes[site.operand] if holds else None,
             groups=self._groups(site),
+            outputs=outputs or self._outputs(site),
         )
+
+    def _outputs(self, site: Site) -> tuple[Output, ...]:
+        """Returns what a product reads of an operand."""
+        compute, is_w = self.recipe.compute, site.operand == 1
+        emulated = compute == "bf16" or (
+            compute == "fp8" and not fp8.takes(self.recipe.sites[site])
+        )
+        is_gathered = self.gather is not None and is_w
+        return MULTIPLIED if emulated and not is_gathered else STORED
 
     def _groups(self, site: Site) -> Groups | None:
         """Returns the groups of an operand that have a tensor scale each."""
         del site
         return None
 
-    def _fprop_operand(self, x, position: Position, noise, amaxes: Amaxes) -> Operand:
+    def _fprop_operand(
+        self, x, position: Position, noise, amaxes: Amaxes, outputs: Outputs = None
+    ) -> Operand:
         if isinstance(x, PackedOperand):
             return unpack_operand(x)
         site = Site.FPROP_W if position == self.weight else Site.FPROP_X
         axis = x.ndim - 1 if position == "lhs" else self.batch
-        return self._operand(x, axis, site, noise, amaxes)
+        return self._operand(x, axis, site, noise, amaxes, outputs)
 
     def _backward_operand(
-        self, x, position: Position, noise, amaxes: Amaxes
+        self, x, position: Position, noise, amaxes: Amaxes, outputs: Outputs = None
     ) -> Operand:
         """Quantizes lhs [*batch, m, k] along m, or rhs [*batch, k, n] along n."""
         site = Site.DGRAD_W if position == self.weight else Site.WGRAD_X
@@ -192,7 +214,7 @@ class Gemms:
             x, axis = flatten(x, self.batch, x.ndim - 1), self.batch
         else:
             x, axis = flatten(x, self.batch + 1, x.ndim), self.batch + 1
-        return self._operand(x, axis, site, noise, amaxes)
+        return self._operand(x, axis, site, noise, amaxes, outputs)
 
     def _saved_operand(self, x, position: Position, noise, amaxes: Amaxes) -> Operand:
         """Returns the operand of the backward pass that is not the cotangent."""
@@ -203,7 +225,8 @@ class Gemms:
                 return operand
             x = operand.dequantized(shape)
         elif self.recipe.source == "fprop":
-            x = self._fprop_operand(x, position, noise, amaxes).dequantized(shape)
+            x = self._fprop_operand(x, position, noise, amaxes, STORED)
+            x = x.dequantized(shape)
         return self._backward_operand(x, position, noise, amaxes)
 
     def _cotangents(self, g, noise, amaxes: Amaxes) -> tuple[Operand, Operand]:
@@ -302,13 +325,13 @@ class Gemms:
 
     def _multiply_natively(self, a: Operand, b: Operand) -> jax.Array:
         quantizers = self.recipe.sites[a.site], self.recipe.sites[b.site]
-        assert a.blocks is not None and b.blocks is not None
         assert quantizers[0] is not None and quantizers[1] is not None
+        a_blocks, b_blocks = a.decoded(), b.decoded()
         y = native.matmul(
-            a.blocks,
-            b.blocks,
+            a_blocks,
+            b_blocks,
             quantizers=(quantizers[0], quantizers[1]),
-            axes=(a.blocks.axis, b.blocks.axis),
+            axes=(a_blocks.axis, b_blocks.axis),
             batch=self.batch,
         )
         return y.reshape(*a.free, *b.free[self.batch :])

@@ -1,6 +1,5 @@
 """Products of tiles of tokens, each by the matrix of its group, with float32 sums."""
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -9,29 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fp4jax.kernels.choice import Products, chosen
 from fp4jax.numerics.groups import Groups
 
 _dot = functools.partial(lax.dot_general, preferred_element_type=jnp.float32)
-
-
-@dataclasses.dataclass(frozen=True)
-class Kernels:
-    """What multiplies in place of a scan over tiles, where it can.
-
-    Attributes:
-      supports: whether the others take features k and n, a dtype and a precision.
-      rows: as `rows`, without precision.
-      weights: as `weights`, without precision.
-    """
-
-    supports: Callable[[tuple[int, int], Any, Any], bool]
-    rows: Callable[..., jax.Array]
-    weights: Callable[..., jax.Array]
-
-
-# None, or the `Kernels` of the products that are traced in its context. Part of the key
-# of every jit cache.
-KERNELS: Any = jax.make_user_context()
 
 
 def rows(
@@ -160,9 +140,9 @@ def _ragged_dot(
     )
 
 
-def _kernels(x: jax.Array, n: int, precision: Any) -> Kernels | None:
+def _kernels(x: jax.Array, n: int, precision: Any) -> Products | None:
     """Returns those of the context if they take products of tiles x and n features."""
-    kernels: Kernels | None = KERNELS.value
+    kernels = chosen().products
     if kernels is None or not kernels.supports((x.shape[2], n), x.dtype, precision):
         return None
     return kernels
@@ -182,6 +162,6 @@ def _float32_on_cpu(
 
 
 # By `lax.ragged_dot_general`, which does not know every `jax.vmap`.
-RAGGED = Kernels(
+RAGGED = Products(
     lambda sizes, dtype, precision: precision is None, ragged_rows, ragged_weights
 )

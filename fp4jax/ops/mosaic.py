@@ -1,7 +1,8 @@
 """Grouped products by the kernels for Hopper GPUs that come with JAX.
 
 Their float32 sums are rounded to bfloat16, before tensor scales multiply them. They are
-not chosen by themselves: `with KERNELS(HOPPER): ...`, around what is traced.
+not chosen by themselves: `with KERNELS(Kernels(products=HOPPER)): ...`, around what is
+traced.
 """
 
 import math
@@ -10,8 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fp4jax.kernels.choice import Products
 from fp4jax.numerics.groups import Groups
-from fp4jax.ops.grouped_matmul import Kernels, has_group, in_order
+from fp4jax.ops.grouped_matmul import has_group, in_order
 
 _BLOCKS = {"block_m": 128, "block_n": 128, "block_k": 64}
 _SCHEDULE = {"max_concurrent_steps": 4, "grid_block_n": 8}
@@ -69,4 +71,4 @@ def _rows_of(x: jax.Array, order: jax.Array) -> jax.Array:
     return x.at[order].get(mode="fill", fill_value=0).reshape(-1, x.shape[2])
 
 
-HOPPER = Kernels(_supports, _rows, _weights)
+HOPPER = Products(_supports, _rows, _weights)

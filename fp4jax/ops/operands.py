@@ -2,14 +2,20 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import jax
 
+from fp4jax.kernels.quantize import Output, Written, quantize_blocks
 from fp4jax.numerics import Quantizer, Site, exact
-from fp4jax.numerics.blockwise import Blocks, quantize_blocks
+from fp4jax.numerics.blockwise import Blocks
 from fp4jax.numerics.groups import Groups
 from fp4jax.ops.dims import flatten
 from fp4jax.ops.noise import Noise
+
+# What an operand is read for: a product of bfloat16, or anything.
+MULTIPLIED = (Output.OPERAND,)
+STORED = (Output.CODES, Output.SCALES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +35,7 @@ class Operand:
     shape: tuple[int, ...]
     axis: int
     site: Site
-    blocks: Blocks | None = None
+    blocks: Blocks | Written | None = None
     array: jax.Array | None = None
     tensor_scale: jax.Array | None = None
 
@@ -37,6 +43,12 @@ class Operand:
     def free(self) -> tuple[int, ...]:
         """The shape without the contraction axis."""
         return tuple(n for i, n in enumerate(self.shape) if i != self.axis)
+
+    def decoded(self) -> Blocks:
+        """Returns the values and scales of a quantized array."""
+        blocks = self.blocks
+        assert blocks is not None
+        return blocks if isinstance(blocks, Blocks) else blocks.decoded()
 
     def values(self, dtype: jax.typing.DTypeLike) -> jax.Array:
         """Returns the array that enters the GEMM."""
@@ -62,6 +74,7 @@ def make_operand(
     noise: Noise,
     amax: jax.Array | None = None,
     groups: Groups | None = None,
+    outputs: Sequence[Output] = STORED,
 ) -> Operand:
     """Quantizes an array whose first `batch` axes are never blocked together.
 
@@ -74,6 +87,7 @@ def make_operand(
       noise: of the call.
       amax: float32 [], of the tensor, where it is held; of groups [groups].
       groups: of the first axis, whose tensor scales differ.
+      outputs: what will be read of it; codes and scales serve for everything.
     """
     if quantizer is None:
         return Operand(x.shape, axis, site, array=x)
@@ -89,6 +103,7 @@ def make_operand(
     blocks = quantize_blocks(
         x,
         quantizer,
+        outputs=outputs,
         axis=contraction,
         other=other,
         key=noise.key,

@@ -10,13 +10,11 @@ import dataclasses
 from typing import Any
 
 import jax
-from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from fp4jax.numerics import F32, Quantizer, Site, formats, unpack
+from fp4jax.kernels.quantize import Output, Quantized, Written
+from fp4jax.numerics import Quantizer, Site
 from fp4jax.numerics.blocks import Tiling
-from fp4jax.numerics.blockwise import Blocks
-from fp4jax.numerics.packing import fits_half_a_byte
 from fp4jax.ops.operands import Operand
 
 RESIDUAL = "fp4_residual"  # the name that `jax.checkpoint` policies may save
@@ -97,20 +95,9 @@ def unpack_operand(packed: PackedOperand) -> Operand:
     quantizer, axis = packed.quantizer, packed.blocked_axes[0]
     size = quantizer.block_size
     tiling = Tiling(packed.blocked_shape, dict.fromkeys(packed.blocked_axes, size))
-    codes, scales = packed.codes, packed.scales
-    if fits_half_a_byte(quantizer.grid):
-        codes = unpack(codes, axis=axis)
-        codes = lax.slice_in_dim(codes, 0, packed.blocked_shape[axis], axis=axis)
-    if quantizer.scale.format != F32:
-        scales = formats.decode_magnitude(scales, quantizer.scale.format)
-    blocks = Blocks(
-        values=tiling.split(formats.decode(codes, quantizer.grid)),
-        scale=lax.expand_dims(scales, tiling.inside),
-        tensor_scale=packed.tensor_scale,
-        signs=packed.signs,
-        tiling=tiling,
-        axis=axis,
-    )
+    arrays = {Output.CODES: packed.codes, Output.SCALES: packed.scales}
+    quantized = Quantized(arrays, packed.tensor_scale, packed.signs)
+    blocks = Written(quantized, quantizer, tiling, axis, axis)
     return Operand(
         packed.shape,
         packed.axis,

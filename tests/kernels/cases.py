@@ -6,6 +6,7 @@ import pytest
 
 from fp4jax import recipes
 from fp4jax.kernels.quantize import Output
+from fp4jax.kernels.quantize.backends import Xla
 from fp4jax.numerics import (
     E2M1,
     E4M3,
@@ -14,6 +15,7 @@ from fp4jax.numerics import (
     UNIFORM,
     Fresh,
     Hadamard,
+    MSEden,
     Quantizer,
     Scale,
     Site,
@@ -44,6 +46,25 @@ QUANTIZERS = {
     "ti2d-sr": recipes.ti2d().dgrad.dy,
     "mxfp8": recipes.mxfp8().fprop.x,
 }
+
+
+class Opaque(Xla):
+    """The reference as a kernel would be called, with a tile that shapes do not fit."""
+
+    is_opaque = True
+
+    def why_not(self, x, quantizer, *, axis, other):
+        if quantizer.scale.candidates or isinstance(quantizer.rounding, MSEden):
+            return "kernels know nothing of it"
+        return None
+
+    def multiples(self, shape, quantizer, *, axis, other):
+        last = len(shape) - 1
+        padded = last if axis < last else last - 1
+        return {padded: 32 if padded == other else 20} if last else {}
+
+
+OPAQUE = Opaque()
 
 
 def how(quantizer, axis):

@@ -6,7 +6,7 @@ import pytest
 
 from fp4jax import recipes
 from fp4jax.kernels import devices
-from fp4jax.kernels.quantize import Output, quantize, reference
+from fp4jax.kernels.quantize import Output, api, quantize, reference
 from tests.kernels.cases import QUANTIZERS, assert_equal, how, mosaic, tensor
 
 quantizers = pytest.mark.parametrize("name", QUANTIZERS)
@@ -116,6 +116,7 @@ def test_a_named_implementation_never_falls_back():
 def test_chooses_what_runs_here_and_says_why(caplog):
     x = tensor((2, 64, 128), jnp.bfloat16)
     quantizer = QUANTIZERS["uniform"]
+    api._say.cache_clear()  # products of other tests may have said it
     with caplog.at_level("INFO"):
         chosen = quantize(x, quantizer, **how(quantizer, 2))
     assert_equal(chosen, reference.quantize(x, quantizer, **how(quantizer, 2)))

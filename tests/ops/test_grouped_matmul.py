@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from fp4jax import ragged_dot, recipes
+from fp4jax.kernels.choice import KERNELS, Kernels
 from fp4jax.numerics.groups import Groups
 from fp4jax.ops import grouped_matmul
-from fp4jax.ops.grouped_matmul import KERNELS
 from fp4jax.ops.mosaic import HOPPER
 
 OF = jnp.array([2, 0, 3, 0], jnp.int32)  # the third has no group, no group has number 1
@@ -63,7 +63,7 @@ def test_kernels_of_the_context_multiply_what_they_support():
     kernels = dataclasses.replace(HOPPER, rows=noted("rows"))
     x, w = jnp.ones((256, 128), jnp.bfloat16), jnp.ones((3, 128, 256), jnp.bfloat16)
     plain = jax.jit(loss).trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
-    with KERNELS(kernels):
+    with KERNELS(Kernels(products=kernels)):
         lowered = jax.jit(loss).trace(x, w).lower(lowering_platforms=("cuda",))
         jax.eval_shape(loss, x[:, :40], w[:, :40])  # no whole blocks: by the scan
     assert calls == [("rows", jnp.bfloat16)]

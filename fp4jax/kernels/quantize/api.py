@@ -7,10 +7,16 @@ from typing import Any, Literal, get_args
 
 import jax
 
-from fp4jax.kernels import devices
-from fp4jax.kernels.quantize import reference
+from fp4jax.kernels.choice import chosen
+from fp4jax.kernels.quantize import call, reference
+from fp4jax.kernels.quantize.backends import MOSAIC, Backend
 from fp4jax.kernels.quantize.outputs import Output, Quantized
+from fp4jax.kernels.quantize.written import Written
 from fp4jax.numerics import Quantizer, Site
+from fp4jax.numerics.blocks import Tiling
+from fp4jax.numerics.blockwise import Blocks
+from fp4jax.numerics.blockwise import quantize_blocks as by_xla
+from fp4jax.numerics.groups import Groups
 
 Implementation = Literal["mosaic", "xla"]
 _log = logging.getLogger(__name__)
@@ -48,7 +54,8 @@ def quantize(
       start: uint32 row and column of the first element, where x is a part of an array.
       site: which of the key's streams to draw from.
       implementation: "mosaic", a Pallas kernel for NVIDIA GPUs of compute capability
-        9.0 and later, or "xla", for every device; None: "mosaic" where it can.
+        9.0 and later, or "xla", for every device; None: what `KERNELS` has, by
+        default "mosaic" where it can.
 
     Raises:
       NotImplementedError: the implementation that is named cannot do this call here.
@@ -60,33 +67,88 @@ def quantize(
             f"{', '.join(get_args(Implementation))} or None, got "
             f"implementation={implementation!r}."
         )
-    how: dict[str, Any] = {"outputs": outputs, "axis": axis, "other": other}
-    how |= {"key": key, "amax": amax, "start": start, "site": site}
-    if implementation == "xla":
-        return reference.quantize(x, quantizer, **how)
-    why = _why_not(x, quantizer, axis, other)
-    if why is None:
-        from fp4jax.kernels.quantize import mosaic
+    how: dict[str, Any] = {"axis": axis, "other": other, "key": key}
+    how |= {"amax": amax, "start": start, "site": site}
+    backend = None
+    if implementation != "xla":
+        backend = _backend(x, quantizer, axis, other, implementation)
+    if backend is None:
+        return reference.quantize(x, quantizer, outputs=outputs, **how)
+    found = call.quantize(x, quantizer, backend=backend, outputs=outputs, **how)
+    return _cut(found, x.shape, quantizer, axis, other)
 
-        return mosaic.quantize(x, quantizer, **how)
+
+def quantize_blocks(
+    x: jax.Array,
+    quantizer: Quantizer,
+    *,
+    outputs: Sequence[Output],
+    tokens: jax.Array | None = None,
+    groups: Groups | None = None,
+    **how: Any,
+) -> Blocks | Written:
+    """Quantizes an array for products, or to be stored.
+
+    Args:
+      x: as of `numerics.blockwise.quantize_blocks`.
+      quantizer: likewise.
+      outputs: what will be read of the result, where a kernel writes it; what is not
+        among them is decoded of `CODES` and `SCALES`, which then must be.
+      tokens: likewise.
+      groups: likewise.
+      **how: likewise, its further arguments.
+    """
+    backend, axis, other = None, how["axis"], how.get("other")
+    if tokens is None and groups is None:
+        backend = _backend(x, quantizer, axis, other, None)
+    if backend is None:
+        return by_xla(x, quantizer, **how, tokens=tokens, groups=groups)
+    found = call.quantize(x, quantizer, backend=backend, outputs=outputs, **how)
+    shape = list(x.shape)
+    shape[axis] += -shape[axis] % quantizer.multiple
+    sizes = {i: quantizer.block_size for i in (axis, other) if i is not None}
+    return Written(found, quantizer, Tiling(tuple(shape), sizes), axis, axis)
+
+
+def _backend(
+    x: jax.Array,
+    quantizer: Quantizer,
+    axis: int,
+    other: int | None,
+    implementation: Implementation | None,
+) -> Backend | None:
+    """Returns who quantizes, None if XLA does, which divides its work by itself."""
+    backend = MOSAIC if implementation else chosen().quantize or MOSAIC
+    why = backend.why_not(x, quantizer, axis=axis, other=other)
+    if why is None:
+        return backend if backend.is_opaque else None
     if implementation is not None:
         raise NotImplementedError(
             f"quantize: implementation={implementation!r} cannot do this: {why}. Use "
             "implementation='xla', or None to let the call choose."
         )
     _say(why)
-    return reference.quantize(x, quantizer, **how)
+    return None
 
 
-def _why_not(
-    x: jax.Array, quantizer: Quantizer, axis: int, other: int | None
-) -> str | None:
-    """Returns why Mosaic cannot do a call, or None."""
-    if (why := devices.without_mosaic()) is not None:
-        return why
-    from fp4jax.kernels.quantize import mosaic
-
-    return mosaic.unsupported(x, quantizer, axis=axis, other=other)
+def _cut(
+    found: Quantized,
+    shape: tuple[int, ...],
+    quantizer: Quantizer,
+    axis: int,
+    other: int | None,
+) -> Quantized:
+    """Returns a result without what was added along the other axis of squares."""
+    if other is None:
+        return found
+    sizes = {Output.SCALES: -(-shape[other] // quantizer.block_size)}
+    arrays = {
+        output: jax.lax.slice_in_dim(
+            array, 0, sizes.get(output, shape[other]), axis=other
+        )
+        for output, array in found.arrays.items()
+    }
+    return Quantized(arrays, found.tensor_scale, found.signs)
 
 
 @functools.cache

@@ -1,0 +1,176 @@
+"""Who quantizes: kernels for a GPU, these interpreted, or XLA."""
+
+import abc
+import dataclasses
+import math
+from typing import Any, ClassVar
+
+import jax
+
+from fp4jax.kernels import devices
+from fp4jax.kernels.quantize import reference
+from fp4jax.kernels.quantize.outputs import Quantized
+from fp4jax.kernels.tensor_amax import tensor_amax
+from fp4jax.numerics import Quantizer, Site, blocks, hadamard
+
+
+def whole_blocks(quantizer: Quantizer, axis: int, other: int | None) -> dict[int, int]:
+    """Returns what blocked axes are padded to a multiple of, before anything else."""
+    of_other = {} if other is None else {other: quantizer.block_size}
+    return {axis: quantizer.multiple} | of_other
+
+
+class Backend(abc.ABC):
+    """One way to quantize an array.
+
+    Attributes:
+      is_opaque: whether a compiler cannot divide its work over devices by itself.
+    """
+
+    is_opaque: ClassVar[bool]
+
+    @property
+    def is_divisible(self) -> bool:
+        """Whether a rule can: not of what has effects."""
+        return True
+
+    @abc.abstractmethod
+    def why_not(
+        self, x: jax.Array, quantizer: Quantizer, *, axis: int, other: int | None
+    ) -> str | None:
+        """Returns what of a call it cannot do, or None."""
+
+    @abc.abstractmethod
+    def multiples(
+        self,
+        shape: tuple[int, ...],
+        quantizer: Quantizer,
+        *,
+        axis: int,
+        other: int | None,
+    ) -> dict[int, int]:
+        """Returns what axes must be padded to a multiple of, of whole runs."""
+
+    @abc.abstractmethod
+    def quantize(self, x: jax.Array, quantizer: Quantizer, **how: Any) -> Quantized:
+        """Quantizes an array as `reference.quantize` does."""
+
+    @abc.abstractmethod
+    def amax(
+        self,
+        x: jax.Array,
+        quantizer: Quantizer,
+        *,
+        axis: int,
+        key: jax.Array | None,
+        site: Site,
+    ) -> jax.Array:
+        """Returns float32 [], what a fresh tensor scale is made of."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Xla(Backend):
+    """The reference, compiled by XLA for every device."""
+
+    is_opaque: ClassVar[bool] = False
+
+    def why_not(self, x, quantizer, *, axis, other) -> None:
+        """It can do every call."""
+        del x, quantizer, axis, other
+
+    def multiples(self, shape, quantizer, *, axis, other) -> dict[int, int]:
+        """It takes every shape."""
+        del shape, quantizer, axis, other
+        return {}
+
+    def quantize(self, x, quantizer, **how) -> Quantized:
+        """Calls the reference."""
+        return reference.quantize(x, quantizer, **how)
+
+    def amax(self, x, quantizer, *, axis, key, site) -> jax.Array:
+        """Rotates as the reference does."""
+        if (rotation := quantizer.rotation) is not None:
+            signs = hadamard.sign_vector(rotation, key, site.signs_stream)
+            x = hadamard.rotate(x, signs, axis)
+        return blocks.amax(x)
+
+
+@dataclasses.dataclass(frozen=True)
+class Mosaic(Backend):
+    """Kernels in Pallas Mosaic GPU.
+
+    Attributes:
+      interpreted: whether they are interpreted, on any device.
+    """
+
+    interpreted: bool = False
+    is_opaque: ClassVar[bool] = True
+
+    @property
+    def is_divisible(self) -> bool:
+        """An interpreter calls back."""
+        return not self.interpreted
+
+    def why_not(self, x, quantizer, *, axis, other) -> str | None:
+        """Asks the device, then the kernel, of the array as it would be padded."""
+        why = devices.too_old() if self.interpreted else devices.without_mosaic()
+        if why is not None:
+            return why
+        if x.size == 0:
+            return f"x must not be empty, got shape={x.shape}"
+        from fp4jax.kernels.quantize import mosaic
+
+        how = {"axis": axis, "other": other}
+        if other is not None and max(axis, other) != x.ndim - 1:
+            return f"square blocks must lie along the last axes, got {axis}, {other}"
+        found: list[str | None] = []
+
+        def ask(x: jax.Array) -> None:
+            x = blocks.pad_to_multiple(x, whole_blocks(quantizer, axis, other))
+            x = blocks.pad_to_multiple(x, self.multiples(x.shape, quantizer, **how))
+            found.append(mosaic.unsupported(x, quantizer, **how))
+
+        jax.eval_shape(ask, jax.ShapeDtypeStruct(x.shape, x.dtype))
+        return found[0]
+
+    def multiples(self, shape, quantizer, *, axis, other) -> dict[int, int]:
+        """A warpgroup has no room for a part of a tile."""
+        last = len(shape) - 1
+        if len(shape) == 1:
+            return {}
+        padded = last if axis < last else last - 1
+        free = math.prod(shape[axis + 1 : -1] if axis < last else shape[:padded])
+        if axis == last and not quantizer.is_square:
+            free *= shape[axis] // quantizer.multiple
+        size = quantizer.block_size if padded == other else 1
+        return {
+            padded: math.lcm(
+                size, devices.WARPGROUP // math.gcd(devices.WARPGROUP, free)
+            )
+        }
+
+    def quantize(self, x, quantizer, **how) -> Quantized:
+        """Calls the kernel."""
+        from fp4jax.kernels.quantize import mosaic
+
+        return mosaic.quantize(x, quantizer, **how, interpret=self._interpret())
+
+    def amax(self, x, quantizer, *, axis, key, site) -> jax.Array:
+        """Calls the kernel of rotated arrays; XLA reads others as fast."""
+        rotation = quantizer.rotation
+        if rotation is None:
+            return blocks.amax(x)
+        return tensor_amax(
+            x, rotation, axis=axis, key=key, site=site, interpret=self._interpret()
+        )
+
+    def _interpret(self) -> Any:
+        if not self.interpreted:
+            return None
+        from jax.experimental.pallas import mosaic_gpu
+
+        params: Any = getattr(mosaic_gpu, "InterpretGPUParams")  # noqa: B009
+        return params()
+
+
+MOSAIC, INTERPRETED, XLA = Mosaic(), Mosaic(interpreted=True), Xla()

@@ -1,0 +1,106 @@
+"""A quantization as one operation of a program, whatever transforms it.
+
+It has a name in traced programs and profiles, is the same under `jax.vmap` as lane by
+lane, and is computed by every device for its part of the array.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fp4jax.kernels.quantize import partition
+from fp4jax.kernels.quantize.backends import Backend, whole_blocks
+from fp4jax.kernels.quantize.outputs import Output, Quantized
+from fp4jax.kernels.quantize.part import Call, Scalars
+from fp4jax.numerics import Quantizer, Site, blocks, exact, hadamard, scaling
+
+
+def quantize(
+    x: jax.Array,
+    quantizer: Quantizer,
+    *,
+    backend: Backend,
+    outputs: Sequence[Output],
+    axis: int,
+    other: int | None = None,
+    key: jax.Array | None = None,
+    amax: jax.Array | None = None,
+    start: tuple[jax.Array, jax.Array] | None = None,
+    site: Site = Site.FPROP_X,
+) -> Quantized:
+    """Quantizes as `reference.quantize` does, by a backend that can.
+
+    Arrays are padded to whole blocks along `other` as well.
+    """
+    call = Call(backend, quantizer, tuple(outputs), axis, other, site)
+    x = blocks.pad_to_multiple(x, whole_blocks(quantizer, axis, other))
+    scalars = Scalars(
+        key=jax.random.key_data(key) if key is not None and quantizer.draws else None,
+        amax=None if amax is None else jnp.asarray(amax, jnp.float32),
+        start=jnp.stack(start) if start and quantizer.is_stochastic else None,
+    )
+    x, scalars = lax.stop_gradient((x, scalars))
+    found = fp4_quantize(x, scalars, call=call)
+    amax = found[-1] if call.reads_all(scalars) else scalars.amax
+    tensor_scale = signs = None
+    if quantizer.tensor_scale is not None:
+        assert amax is not None
+        g_max = quantizer.grid.max
+        factor = scaling.tensor_factor(amax, quantizer.tensor_scale, g_max)
+        tensor_scale = exact.divide(1.0, factor)
+    elif quantizer.scale.prescale is not None:
+        tensor_scale = jnp.float32(1 / quantizer.scale.prescale)
+    if quantizer.rotation is not None:
+        signs = hadamard.sign_vector(quantizer.rotation, key, site.signs_stream)
+    arrays = dict(zip(call.outputs, found, strict=False))
+    return Quantized(arrays, tensor_scale, signs)
+
+
+# A call of its own, by which traced programs and profiles show every quantization.
+@functools.partial(jax.jit, static_argnames="call")
+def fp4_quantize(x: jax.Array, scalars: Scalars, *, call: Call) -> tuple[Any, ...]:
+    """Returns what `part.quantize` does, of the whole."""
+    return _of_lanes(call)(x, scalars)
+
+
+@functools.cache
+def _of_lanes(call: Call) -> Any:
+    """Returns the operation, which knows `jax.vmap`."""
+
+    @jax.custom_batching.custom_vmap
+    def operation(x: jax.Array, scalars: Scalars) -> tuple[Any, ...]:
+        return partition.quantize(call, x, scalars)
+
+    @operation.def_vmap
+    def _(size: int, in_batched: Any, x: jax.Array, scalars: Scalars):
+        del size
+        x_batched, of_scalars = in_batched
+        is_shared = not any(jax.tree.leaves(of_scalars))
+        if x_batched and is_shared and call.treats_rows_alike(scalars):
+            found = _of_lanes(call.of_more_rows())(x, scalars)
+        else:
+            found = _lane_by_lane(operation, in_batched, (x, scalars))
+        return found, jax.tree.map(lambda _: True, found)
+
+    return operation
+
+
+def _lane_by_lane(operation: Any, in_batched: Any, args: Any) -> tuple[Any, ...]:
+    """Returns what a function makes of the lanes of its arguments, one by one."""
+    leaves, structure = jax.tree.flatten(args)
+    flags = jax.tree.leaves(in_batched)
+    lanes = [a for a, is_batched in zip(leaves, flags, strict=True) if is_batched]
+
+    def lane(batched: list[jax.Array]) -> tuple[Any, ...]:
+        of_lane = iter(batched)
+        whole = [
+            next(of_lane) if is_batched else a
+            for a, is_batched in zip(leaves, flags, strict=True)
+        ]
+        return operation(*jax.tree.unflatten(structure, whole))
+
+    return lax.map(lane, lanes)

@@ -1,0 +1,237 @@
+"""What a device does of a quantization: its part of the array.
+
+    row = sum over free axes of index stride,  column = index,  in the whole array
+
+Random bits depend on where an element stands, and a fresh tensor scale on all of them.
+"""
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from fp4jax.kernels.quantize.backends import Backend
+from fp4jax.kernels.quantize.outputs import Output
+from fp4jax.numerics import Quantizer, Site, blocks, exact
+
+# The mesh axes over which each axis of an array is spread, those of a part's context.
+Spread = tuple[tuple[str, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """What is static about a quantization.
+
+    Attributes:
+      backend: who does it.
+      quantizer: what to make of the array.
+      outputs: which arrays to write.
+      axis: the contraction axis.
+      other: the second axis of square blocks.
+      site: which of the key's streams to draw from.
+    """
+
+    backend: Backend
+    quantizer: Quantizer
+    outputs: tuple[Output, ...]
+    axis: int
+    other: int | None
+    site: Site
+
+    def of_more_rows(self) -> "Call":
+        """Returns that of an array with one free axis more, its first."""
+        other = None if self.other is None else self.other + 1
+        return dataclasses.replace(self, axis=self.axis + 1, other=other)
+
+    def of_fewer_rows(self, axes: list[int]) -> "Call":
+        """Returns that of an array without some of its free axes."""
+        axis, other = (
+            i if i is None else i - sum(apart < i for apart in axes)
+            for i in (self.axis, self.other)
+        )
+        assert axis is not None
+        return dataclasses.replace(self, axis=axis, other=other)
+
+    def treats_rows_alike(self, scalars: "Scalars") -> bool:
+        """Whether neither the place of a row nor any other row matters to it."""
+        return not self.quantizer.is_stochastic and not self.reads_all(scalars)
+
+    def reads_all(self, scalars: "Scalars") -> bool:
+        """Whether a tensor scale is made of the array."""
+        return self.quantizer.tensor_scale is not None and scalars.amax is None
+
+    def elements(self, output: Output, axis: int) -> int:
+        """Returns how many elements along an axis one of an output stands for."""
+        size, blocked = self.quantizer.block_size, (self.axis, self.other)
+        if output == Output.SCALES and axis in blocked:
+            return size
+        return 1
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Scalars:
+    """What a quantization reads besides its array.
+
+    Attributes:
+      key: uint32 [2] words of a Threefry key, or None.
+      amax: float32 [] of the rotated array, or None.
+      start: uint32 [2], row and column of the first element, or None: (0, 0).
+    """
+
+    key: jax.Array | None = None
+    amax: jax.Array | None = None
+    start: jax.Array | None = None
+
+
+def quantize(
+    call: Call, x: jax.Array, scalars: Scalars, spread: Spread = ()
+) -> tuple[Any, ...]:
+    """Quantizes a part of an array, in whole blocks and runs.
+
+    Args:
+      call: the quantization.
+      x: the part.
+      scalars: of the whole.
+      spread: of the whole; () if x is the whole.
+
+    Returns:
+      The outputs; with them the amax of the whole, if it had to be read.
+    """
+    shape, spread = x.shape, spread or ((),) * x.ndim
+    axes = {"axis": call.axis, "other": call.other}
+    x = blocks.pad_to_multiple(x, call.backend.multiples(shape, call.quantizer, **axes))
+    inputs = _Inputs.of(call, x, scalars, spread)
+    if call.quantizer.is_stochastic:
+        first, strides = _place(call, shape, scalars, spread)
+        found = _quantize_at(call, x, inputs, first, strides)
+    else:
+        found = _quantize(call, x, inputs, None)
+    arrays = (
+        _cut(array, call, output, shape)
+        for array, output in zip(found, call.outputs, strict=True)
+    )
+    return (*arrays, inputs.amax) if call.reads_all(scalars) else tuple(arrays)
+
+
+class _Inputs(NamedTuple):
+    """What all elements are quantized with."""
+
+    key: jax.Array | None
+    amax: jax.Array | None
+
+    @classmethod
+    def of(
+        cls, call: Call, x: jax.Array, scalars: Scalars, spread: Spread
+    ) -> "_Inputs":
+        key, amax = scalars.key, scalars.amax
+        if key is not None:
+            key = jax.random.wrap_key_data(key, impl="threefry2x32")
+        if call.reads_all(scalars):
+            how: dict[str, Any] = {"axis": call.axis, "key": key, "site": call.site}
+            amax = call.backend.amax(x, call.quantizer, **how)
+            if names := tuple(name for axis in spread for name in axis):
+                amax = exact.float_of(lax.pmax(exact.bits_of(amax), names))
+        return cls(key, amax)
+
+
+def _quantize(
+    call: Call,
+    x: jax.Array,
+    inputs: _Inputs,
+    start: tuple[jax.Array, jax.Array] | None,
+) -> list[jax.Array]:
+    """Calls the backend."""
+    found = call.backend.quantize(
+        x,
+        call.quantizer,
+        outputs=call.outputs,
+        axis=call.axis,
+        other=call.other,
+        start=start,
+        site=call.site,
+        **inputs._asdict(),
+    )
+    return [found.arrays[output] for output in call.outputs]
+
+
+def _place(
+    call: Call, shape: tuple[int, ...], scalars: Scalars, spread: Spread
+) -> tuple[tuple[jax.Array, jax.Array], dict[int, int]]:
+    """Returns row and column of a part's first element, and how far rows are apart.
+
+    Args:
+      call: the quantization.
+      shape: of the part.
+      scalars: of the whole.
+      spread: of the whole.
+    """
+    sizes, offsets = list(shape), [jnp.uint32(0)] * len(shape)
+    for i, names in enumerate(spread):
+        if names:
+            sizes[i] *= math.prod(lax.axis_size(name) for name in names)
+            offset = lax.axis_index(names).astype(jnp.uint32)
+            offsets[i] = offset * jnp.uint32(shape[i])
+    free = [i for i in range(len(shape)) if i != call.axis]
+    strides = {i: math.prod(sizes[j] for j in free if j > i) for i in free}
+    row, column = jnp.uint32(0), offsets[call.axis]
+    for i, stride in strides.items():
+        row = row + offsets[i] * jnp.uint32(stride % 2**32)
+    if scalars.start is not None:
+        row, column = row + scalars.start[0], column + scalars.start[1]
+    return (row, column), strides
+
+
+def _quantize_at(
+    call: Call,
+    x: jax.Array,
+    inputs: _Inputs,
+    first: tuple[jax.Array, jax.Array],
+    strides: dict[int, int],
+) -> list[jax.Array]:
+    """Quantizes a part whose rows may be apart in the whole: then piece by piece.
+
+    Args:
+      call: the quantization.
+      x: the part.
+      inputs: of the whole.
+      first: row and column of the first element.
+      strides: by free axis, how many rows of the whole its neighbors are apart.
+    """
+    apart, size = [], 1
+    for i in sorted(strides, reverse=True):
+        if x.shape[i] > 1 and (apart or strides[i] != size):
+            apart.insert(0, i)
+        size *= x.shape[i]
+    if not apart:
+        return _quantize(call, x, inputs, first)
+    row, lengths = first[0], [x.shape[i] for i in apart]
+    for j, i in enumerate(apart):
+        index = lax.broadcasted_iota(jnp.uint32, lengths, j)
+        row = row + index * jnp.uint32(strides[i] % 2**32)
+    of_each = call.of_fewer_rows(apart)
+    x = jnp.moveaxis(x, apart, range(len(apart)))
+    x = x.reshape(-1, *x.shape[len(apart) :])
+
+    def piece(part: tuple[jax.Array, jax.Array]) -> list[jax.Array]:
+        return _quantize(of_each, part[0], inputs, (part[1], first[1]))
+
+    return [
+        jnp.moveaxis(a.reshape(*lengths, *a.shape[1:]), range(len(apart)), apart)
+        for a in lax.map(piece, (x, row.reshape(-1)))
+    ]
+
+
+def _cut(
+    array: jax.Array, call: Call, output: Output, shape: tuple[int, ...]
+) -> jax.Array:
+    """Returns an output without what a backend padded along the free axes."""
+    return array[
+        tuple(
+            slice(None) if i == call.axis else slice(n // call.elements(output, i))
+            for i, n in enumerate(shape)
+        )
+    ]

@@ -1,0 +1,172 @@
+"""How a quantization is divided over the devices of a mesh: each does its part.
+
+No array is gathered: a contraction axis may be spread in whole runs, any other axis in
+any way. On Explicit axes the type of the array says how it is spread; on Auto axes the
+partitioner does, by a rule.
+"""
+
+import functools
+from typing import Any
+
+import jax
+from jax.experimental.custom_partitioning import (
+    ArrayMapping,
+    CompoundFactor,
+    SdyShardingRule,
+    custom_partitioning,
+)
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from fp4jax.kernels.quantize import part
+from fp4jax.kernels.quantize.part import Call, Scalars, Spread
+
+
+def quantize(call: Call, x: jax.Array, scalars: Scalars) -> tuple[Any, ...]:
+    """Quantizes an array as `part.quantize` does, on the devices where it lies."""
+    kinds = set(jax.typeof(x).sharding.mesh.axis_types)
+    if AxisType.Explicit in kinds:
+        return _explicit(call, x, scalars)
+    # Inside of `jax.shard_map`, or alone, a device has the whole.
+    is_whole = kinds == {AxisType.Manual} or jax.device_count() == 1
+    if is_whole or not call.backend.is_divisible:
+        return part.quantize(call, x, scalars)
+    leaves, structure = jax.tree.flatten(scalars)
+    return _auto(call, structure, x.ndim)(x, *leaves)
+
+
+def _explicit(call: Call, x: jax.Array, scalars: Scalars) -> tuple[Any, ...]:
+    """Quantizes an array whose type says how it is spread."""
+    sharding = jax.typeof(x).sharding
+    mesh, spread = sharding.mesh, _spread(sharding.spec, x.ndim)
+    _check_whole(call, x.shape, spread, mesh)
+    explicit = {
+        name
+        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        if kind == AxisType.Explicit
+    }
+    outputs = [sharding.spec] * len(call.outputs)
+    return jax.shard_map(
+        lambda x, scalars: part.quantize(call, x, scalars, spread),
+        in_specs=(sharding.spec, P()),
+        out_specs=(*outputs, P()) if call.reads_all(scalars) else tuple(outputs),
+        axis_names=explicit,
+        check_vma=False,
+    )(x, scalars)
+
+
+@functools.cache
+def _auto(call: Call, structure: Any, ndim: int) -> Any:
+    """Returns the operation on x and the leaves of scalars, with its rule."""
+
+    def partition(mesh: Any, args: Any, results: Any):
+        scalars = jax.tree.unflatten(structure, args[1:])
+        spread = _spread(args[0].sharding.spec, ndim)
+        spread = _whole(call, args[0].shape, spread, mesh)
+        of_x = NamedSharding(mesh, P(*(names or None for names in spread)))
+        of_rest = NamedSharding(mesh, P())
+
+        def local(x: jax.Array, *leaves: jax.Array) -> tuple[Any, ...]:
+            of_part = jax.tree.unflatten(structure, leaves)
+            return part.quantize(call, x, of_part, spread)
+
+        found = [of_x] * len(call.outputs)
+        if call.reads_all(scalars):
+            found.append(of_rest)
+        assert len(found) == len(results)
+        return mesh, local, tuple(found), (of_x, *(of_rest for _ in args[1:]))
+
+    def whole(x: jax.Array, *leaves: jax.Array) -> tuple[Any, ...]:
+        return part.quantize(call, x, jax.tree.unflatten(structure, leaves))
+
+    operation = custom_partitioning(jax.jit(whole))  # in which constants may stand
+    operation.def_partition(
+        partition=partition,
+        sharding_rule=lambda mesh, args, results: _rule(call, args, results),
+    )
+    return operation
+
+
+def _rule(call: Call, args: Any, results: Any) -> SdyShardingRule:
+    """Returns which axes of arguments and results go together.
+
+    A blocked axis is a factor for its runs or squares, and one for what is inside.
+
+    Args:
+      call: the quantization.
+      args: MLIR types of the array and of what else is read.
+      results: of the outputs and what else is returned.
+    """
+    shape, runs = args[0].shape, {}
+    for axis in (call.axis, call.other):
+        if axis is not None:
+            size = call.quantizer.multiple
+            runs[axis] = shape[axis] // size
+    inside: dict[str, int] = {}
+
+    def mapping(of: Any) -> ArrayMapping:
+        factors: list[str | CompoundFactor] = []
+        for i, n in enumerate(of.shape):
+            size = n // runs.get(i, n) if n else 1
+            if size == 1:
+                factors.append(f"d{i}")
+            else:
+                inside[f"in{i}of{size}"] = size
+                factors.append(CompoundFactor(f"d{i}", f"in{i}of{size}"))
+        return ArrayMapping(*factors)
+
+    def replicated(of: Any, name: str) -> ArrayMapping:
+        return ArrayMapping(*(f"{name}{i}" for i in range(len(of.shape))))
+
+    count = len(call.outputs)
+    operands = (
+        mapping(args[0]),
+        *(replicated(of, f"s{j}n") for j, of in enumerate(args[1:])),
+    )
+    found = (*map(mapping, results[:count]), *(ArrayMapping() for _ in results[count:]))
+    # Sizes are those of factors that are no dimension of their own anywhere.
+    alone = {f for of in (*operands, *found) for f in of if isinstance(f, str)}
+    sizes: Any = {f"d{i}": n for i, n in runs.items() if f"d{i}" not in alone}
+    sizes |= inside
+    return SdyShardingRule(
+        operands, found, need_replication_factors=tuple(inside), **sizes
+    )
+
+
+def _spread(spec: P, ndim: int) -> Spread:
+    """Returns the mesh axes of every axis of an array."""
+    names = [
+        () if axis is None else axis if isinstance(axis, tuple) else (axis,)
+        for axis in spec
+    ]
+    return (*names, *((),) * (ndim - len(names)))
+
+
+def _is_whole(
+    call: Call, shape: tuple[int, ...], spread: Spread, mesh: Any, axis: int
+) -> bool:
+    """Returns whether every device has whole runs, or squares, along an axis."""
+    if axis not in (call.axis, call.other):
+        return True
+    shards = 1
+    for name in spread[axis]:
+        shards *= mesh.shape[name]
+    return shape[axis] % (shards * call.quantizer.multiple) == 0
+
+
+def _whole(call: Call, shape: tuple[int, ...], spread: Spread, mesh: Any) -> Spread:
+    """Returns how an array may be spread: where runs would be cut, not."""
+    return tuple(
+        names if _is_whole(call, shape, spread, mesh, axis) else ()
+        for axis, names in enumerate(spread)
+    )
+
+
+def _check_whole(call: Call, shape: tuple[int, ...], spread: Spread, mesh: Any) -> None:
+    for axis in range(len(shape)):
+        if not _is_whole(call, shape, spread, mesh, axis):
+            raise ValueError(
+                f"quantize: axis {axis} must be spread in whole runs of "
+                f"{call.quantizer.multiple}, got shape={shape} over {spread[axis]} of "
+                f"{dict(mesh.shape)}. Reshard it, or spread another axis."
+            )
