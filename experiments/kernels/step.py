@@ -9,7 +9,7 @@ after another on batches of random tokens.
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,21 +66,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = dataclasses.replace(
             arguments, **_TINY, names=tuple(names) or arguments.names
         )
+    rows = []
     try:
-        rows = run(arguments)
+        for row in run(arguments):
+            rows.append(row)
+            if arguments.out is not None:
+                with JsonLines(arguments.out) as file:
+                    file.write(row | record.setting())
     except (ValueError, TypeError, ModuleNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if arguments.out is not None:
-        with JsonLines(arguments.out) as file:
-            for row in rows:
-                file.write(row | record.setting())
     terminal.console(140).print(table(rows))
     return 1 if any("error" in row for row in rows) else 0
 
 
-def run(arguments: Arguments) -> list[dict[str, Any]]:
-    """Returns a row for each case.
+def run(arguments: Arguments) -> Iterator[dict[str, Any]]:
+    """Yields a row for each case, once it is measured.
 
     Raises:
       ValueError, TypeError: as `presets.resolve`; an unknown name.
@@ -94,18 +95,17 @@ def run(arguments: Arguments) -> list[dict[str, Any]]:
             case.name: programs.lower(case, config, batches[0]) for case in found
         }
     compiled = programs.compiled(lowered, jobs=arguments.jobs)
-    rows: list[dict[str, Any]] = []
+    base = None
     for case in found:
         row = {"model": arguments.model, "case": case.name, **_sizes(arguments, config)}
         try:
             row |= case.about | _measured(compiled.pop(case.name), config, batches)
         except jax.errors.JaxRuntimeError as error:
             row["error"] = str(error).partition("\n")[0]
-        base = next((r for r in rows if "milliseconds" in r), row)
         if "milliseconds" in row:
-            row["ratio"] = _best(row) / _best(base)
-        rows.append(row)
-    return rows
+            base = base or _best(row)
+            row["ratio"] = _best(row) / base
+        yield row
 
 
 def configure(arguments: Arguments) -> ExperimentConfig:
