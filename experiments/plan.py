@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = configure(arguments)
         sizes = sharding.parse_mesh(arguments.mesh)
-        _make_devices(math.prod(sizes.values()))
+        make_devices(math.prod(sizes.values()))
         mesh = pretrain.parse_mesh(arguments.mesh, config) or sharding.make_mesh()
         table = plan(config, mesh=mesh, device=arguments.device)
     except (ValueError, TypeError) as error:
@@ -72,8 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _make_devices(count: int) -> None:
-    """Makes virtual devices, before there are any."""
+def make_devices(count: int) -> None:
+    """Makes virtual devices of the CPU, before there are any."""
     # The program does not run: nothing is gained by optimizing its instructions.
     level = "--xla_backend_optimization_level=0"
     os.environ["XLA_FLAGS"] = f"{level} {os.environ.get('XLA_FLAGS', '')}"
@@ -104,18 +104,26 @@ def configure(arguments: Arguments) -> ExperimentConfig:
     )
 
 
-def plan(config: ExperimentConfig, *, mesh: Mesh, device: str) -> Table:
-    """Returns what each device of a mesh needs and does, as a table."""
+def forecast(
+    config: ExperimentConfig, *, mesh: Mesh, device: str
+) -> tuple[Footprint, Estimate]:
+    """Returns what each device of a mesh needs, and how long a step takes there."""
     footprint, model = measure(config, mesh=mesh)
-    kind = DEVICES[device]
     seconds = estimate(
         model,
         config,
         mesh=mesh,
-        device=kind,
+        device=DEVICES[device],
         state_bytes=footprint.params + footprint.optimizer,
         collectives=footprint.collectives,
     )
+    return footprint, seconds
+
+
+def plan(config: ExperimentConfig, *, mesh: Mesh, device: str) -> Table:
+    """Returns what each device of a mesh needs and does, as a table."""
+    footprint, seconds = forecast(config, mesh=mesh, device=device)
+    kind = DEVICES[device]
     length = config.data.sequence_length
     tokens = config.data.batch_size * length
     flops = tokens * models.flops_per_token(config.model, sequence_length=length)

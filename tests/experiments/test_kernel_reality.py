@@ -1,0 +1,62 @@
+"""Plans beside what was measured."""
+
+import json
+import types
+
+import pytest
+
+from experiments import plan
+from experiments.kernels import reality
+from fp4jax import sharding
+
+ROW = {
+    "model": "tiny",
+    "case": "ufp4",
+    "batch": [4, 64],
+    "set": ["model.remat=none"],
+    "milliseconds": [12.0, 10.0],
+    "program_bytes": 2**30,
+    "device": {"kind": "NVIDIA H200"},
+}
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What plans were asked for: each of 3 GiB and 20 ms."""
+    asked = []
+
+    def forecast(config, *, mesh, device):
+        asked.append((config, device))
+        seconds = types.SimpleNamespace(bounds=(0.02, 0.03), gemms=0.01)
+        return types.SimpleNamespace(peak=3 * 2**30), seconds
+
+    monkeypatch.setattr(plan, "forecast", forecast)
+    monkeypatch.setattr(plan, "make_devices", lambda count: None)
+    return asked
+
+
+def test_a_row_is_compared_with_the_plan_of_the_same_run(asked, tmp_path, capsys):
+    steps, out = tmp_path / "steps.jsonl", tmp_path / "out.jsonl"
+    failed = {"case": "ufp4", "error": "out of memory"}
+    rows = [ROW, ROW | {"case": "ufp4+packed"}, failed]
+    steps.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    reality.main(steps, cases=("ufp4",), out=out)
+    ((config, device),) = asked
+    assert (device, config.policies) == ("H200", ("ufp4",))
+    assert (config.data.batch_size, config.data.sequence_length) == (4, 64)
+    assert config.model.remat == "none"
+    found = json.loads(out.read_text())
+    assert found["bytes_ratio"] == 3 and found["milliseconds_ratio"] == 2
+    assert "3.00" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"case": "ufp4+packed"}, "case must be one of .* no plan"),
+        ({"device": {"kind": "cpu"}}, "device must be one of H100, .* got 'cpu'"),
+    ],
+)
+def test_says_of_what_there_is_no_plan(asked, change, message):
+    with pytest.raises(ValueError, match=message):
+        reality.compare(ROW | change, sharding.make_mesh())
