@@ -7,7 +7,6 @@ groups, one of them empty, and a float32 w [e, k, n]. The yardstick is an einsum
 equal groups, which knows their sizes when it is compiled.
 """
 
-import contextlib
 import functools
 import sys
 from collections.abc import Callable
@@ -24,7 +23,8 @@ import fp4jax
 from experiments import record, terminal
 from experiments.kernels.timing import seconds
 from fp4jax import recipes
-from fp4jax.ops.grouped_matmul import KERNELS, RAGGED
+from fp4jax.kernels.choice import KERNELS, Kernels
+from fp4jax.ops.grouped_matmul import RAGGED
 from fp4jax.ops.mosaic import HOPPER
 from fp4jax.recipes import Recipe
 from fp4jax.train import JsonLines
@@ -116,8 +116,7 @@ def _times(name: str, inputs: list[tuple[jax.Array, ...]]) -> list[float]:
         return [seconds(gradients(einsum), inputs) for _ in range(2)]
     case = CASES[name]
     function = gradients(functools.partial(ragged, case))
-    context = KERNELS(case.kernels) if case.kernels else contextlib.nullcontext()
-    with context:
+    with KERNELS(Kernels(products=case.kernels)):
         return [seconds(function, inputs) for _ in range(2)]
 
 

@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +18,7 @@ from experiments import footprint
 from experiments.kernels.cases import Case
 from experiments.presets import ExperimentConfig
 from fp4jax import sharding, train
+from fp4jax.kernels.choice import KERNELS, chosen
 from fp4jax.nnx import layers
 from fp4jax.train import TrainState
 from fp4jax.train.losses import Batch
@@ -201,10 +201,5 @@ def batches(
 @contextlib.contextmanager
 def grouped_products(kernels: Any) -> Generator[None]:
     """Multiplies by other kernels for groups of rows in what is traced."""
-    from fp4jax.ops.grouped_matmul import KERNELS
-
-    context: AbstractContextManager[Any] = (
-        contextlib.nullcontext() if kernels is None else KERNELS(kernels)
-    )
-    with context:
+    with KERNELS(dataclasses.replace(chosen(), products=kernels)):
         yield
