@@ -21,11 +21,10 @@ from rich.table import Table
 
 import fp4jax
 from experiments import record, terminal
+from experiments.kernels.chosen import Grouped, choice
 from experiments.kernels.timing import seconds
 from fp4jax import recipes
-from fp4jax.kernels.choice import KERNELS, Kernels
-from fp4jax.ops.grouped_matmul import RAGGED
-from fp4jax.ops.mosaic import HOPPER
+from fp4jax.kernels.choice import KERNELS
 from fp4jax.recipes import Recipe
 from fp4jax.train import JsonLines
 
@@ -34,17 +33,17 @@ class Case(NamedTuple):
     """What to time: a recipe, None for `lax.ragged_dot` itself, and what multiplies."""
 
     recipe: Recipe | None
-    kernels: Any = None
+    grouped: Grouped = "default"
 
 
 YARDSTICK = "einsum"
 CASES = {
     "lax.ragged_dot": Case(None),
     "bf16": Case(recipes.bf16()),
-    "bf16, ragged": Case(recipes.bf16(), RAGGED),
-    "bf16, hopper": Case(recipes.bf16(), HOPPER),
-    "ufp4, ragged": Case(recipes.ufp4(), RAGGED),
-    "ufp4, hopper": Case(recipes.ufp4(), HOPPER),
+    "bf16, ragged": Case(recipes.bf16(), "ragged"),
+    "bf16, hopper": Case(recipes.bf16(), "hopper"),
+    "ufp4, ragged": Case(recipes.ufp4(), "ragged"),
+    "ufp4, hopper": Case(recipes.ufp4(), "hopper"),
 }
 
 
@@ -116,7 +115,7 @@ def _times(name: str, inputs: list[tuple[jax.Array, ...]]) -> list[float]:
         return [seconds(gradients(einsum), inputs) for _ in range(2)]
     case = CASES[name]
     function = gradients(functools.partial(ragged, case))
-    with KERNELS(Kernels(products=case.kernels)):
+    with KERNELS(choice(grouped=case.grouped)):
         return [seconds(function, inputs) for _ in range(2)]
 
 

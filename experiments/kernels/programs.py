@@ -1,10 +1,9 @@
 """Training steps compiled ahead, several at a time, and timed one after another."""
 
-import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -18,7 +17,6 @@ from experiments import footprint
 from experiments.kernels.cases import Case
 from experiments.presets import ExperimentConfig
 from fp4jax import sharding, train
-from fp4jax.kernels.choice import KERNELS, chosen
 from fp4jax.nnx import layers
 from fp4jax.train import TrainState
 from fp4jax.train.losses import Batch
@@ -196,10 +194,3 @@ def batches(
         return arrays if mesh is None else sharding.shard_rows(arrays, mesh)
 
     return [batch(seed) for seed in (0, 1)]
-
-
-@contextlib.contextmanager
-def grouped_products(kernels: Any) -> Generator[None]:
-    """Multiplies by other kernels for groups of rows in what is traced."""
-    with KERNELS(dataclasses.replace(chosen(), products=kernels)):
-        yield

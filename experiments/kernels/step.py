@@ -11,7 +11,7 @@ import dataclasses
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import tyro
@@ -19,8 +19,10 @@ from rich.table import Table
 
 from experiments import presets, record, terminal
 from experiments.kernels import cases, programs
+from experiments.kernels.chosen import Grouped, Quantize, choice
 from experiments.presets import ExperimentConfig
 from fp4jax import models
+from fp4jax.kernels.choice import KERNELS
 from fp4jax.train import JsonLines
 from fp4jax.train.metrics import utilization
 
@@ -44,8 +46,10 @@ class Arguments:
     """tokens of a row."""
     documents: int = 1
     """of a row; attention to one document needs no mask."""
-    grouped: Literal["default", "hopper", "ragged"] = "default"
+    grouped: Grouped = "default"
     """what multiplies groups of rows: JAX's kernels for Hopper GPUs, lax.ragged_dot."""
+    quantize: Quantize = "default"
+    """what quantizes: the device's kernels, or XLA."""
     jobs: int = 4
     """programs that are compiled at a time."""
     set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
@@ -90,7 +94,8 @@ def run(arguments: Arguments) -> Iterator[dict[str, Any]]:
     config = configure(arguments)
     batches = programs.batches(config, documents=arguments.documents)
     found = [cases.find(name, config) for name in arguments.names]
-    with programs.grouped_products(_kernels(arguments.grouped)):
+    kernels = choice(grouped=arguments.grouped, quantize=arguments.quantize)
+    with KERNELS(kernels):
         lowered = {
             case.name: programs.lower(case, config, batches[0]) for case in found
         }
@@ -168,21 +173,13 @@ def _sizes(arguments: Arguments, config: ExperimentConfig) -> dict[str, Any]:
         "documents": arguments.documents,
         "remat": config.model.remat,
         "grouped": arguments.grouped,
+        "quantize": arguments.quantize,
         "set": list(arguments.set),
     }
 
 
 def _best(row: dict[str, Any]) -> float:
     return min(row["milliseconds"])
-
-
-def _kernels(grouped: str) -> Any:
-    """Returns what multiplies groups of rows."""
-    if grouped == "default":
-        return None
-    from fp4jax.ops import grouped_matmul, mosaic
-
-    return mosaic.HOPPER if grouped == "hopper" else grouped_matmul.RAGGED
 
 
 if __name__ == "__main__":

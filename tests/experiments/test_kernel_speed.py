@@ -6,7 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.kernels import grouped, linear, quantize, timing
+from experiments.kernels import chosen, grouped, linear, quantize, timing
+from fp4jax.kernels.choice import Kernels
+from fp4jax.kernels.quantize import XLA
+from fp4jax.ops.grouped_matmul import RAGGED
 
 
 def test_writes_rows_versions_and_device(tmp_path, capsys, monkeypatch):
@@ -59,3 +62,9 @@ def test_grouped_products_are_timed_over_an_einsum(tmp_path, capsys, monkeypatch
     assert einsum["rate_over_einsum"] == 1 and plain["rate_over_einsum"] > 0
     assert "error" in hopper  # those kernels do not run on a CPU
     assert "lax.ragged_dot" in capsys.readouterr().out
+
+
+def test_names_choose_kernels():
+    assert chosen.choice() == Kernels()
+    found = chosen.choice(grouped="ragged", quantize="xla")
+    assert found == Kernels(quantize=XLA, products=RAGGED)
