@@ -1,10 +1,9 @@
-"""Training steps compiled ahead, several at a time, and timed one after another."""
+"""Training steps, traced ahead, compiled and timed."""
 
 import dataclasses
 import math
 import time
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -39,15 +38,6 @@ class Lowered(NamedTuple):
     init: jax.stages.Lowered
     step: jax.stages.Lowered
     holds: bool
-
-
-class Program(NamedTuple):
-    """A case that is compiled, in so many seconds."""
-
-    init: jax.stages.Compiled
-    step: jax.stages.Compiled
-    holds: bool
-    seconds: float
 
 
 def lower(
@@ -85,66 +75,55 @@ def lower(
         return Lowered(init.lower(), step.lower(state, batch), holds)
 
 
-def compiled(
-    lowered: Mapping[str, Lowered], *, jobs: int
-) -> dict[str, Program | Exception]:
-    """Returns the programs of all cases, or why one could not be compiled."""
-
-    def compile(lowered: Lowered) -> Program | Exception:
-        start = time.perf_counter()
-        try:
-            init, step = lowered.init.compile(), lowered.step.compile()
-        except Exception as error:  # of a kernel that this device lacks, any
-            return error
-        return Program(init, step, lowered.holds, time.perf_counter() - start)
-
-    with ThreadPoolExecutor(jobs) as pool:
-        return dict(zip(lowered, pool.map(compile, lowered.values()), strict=True))
-
-
-def measure(program: Program, batches: Sequence[Batch]) -> dict[str, Any]:
+def measure(lowered: Lowered, batches: Sequence[Batch]) -> dict[str, Any]:
     """Returns what a step takes: time, memory, and how the training goes.
 
     Args:
-      program: of one case.
+      lowered: from `lower`; it is compiled here.
       batches: two or more, taken in turns.
     """
-    state = program.init()
-    state, metrics = program.step(state, batches[0])
+    start = time.perf_counter()
+    init, step = lowered.init.compile(), lowered.step.compile()
+    compile_seconds = time.perf_counter() - start
+    state = init()
+    state, metrics = step(state, batches[0])
     nonzero = nonzero_gradients(state)
-    state, _, estimate = _timed(program, state, batches, 1)
+    state, _, estimate = _timed(step, state, batches, 1)
     steps = max(1, min(_MAX_STEPS, round(_BLOCK_SECONDS / estimate)))
     blocks, first = [], float(metrics["loss"])
     for _ in range(_BLOCKS):
-        state, metrics, seconds = _timed(program, state, batches, steps)
+        state, metrics, seconds = _timed(step, state, batches, steps)
         blocks.append(1e3 * seconds)
     row = {"milliseconds": blocks, "steps": steps}
-    if program.holds:
+    if lowered.holds:
         row["sampled_milliseconds"] = []
         for _ in range(_BLOCKS):
             zero = jnp.zeros_like(state.step)
             state = dataclasses.replace(state, step=zero)
-            state, metrics, seconds = _timed(program, state, batches, 1)
+            state, metrics, seconds = _timed(step, state, batches, 1)
             row["sampled_milliseconds"].append(1e3 * seconds)
     return row | {
         "first_loss": first,
         "loss": float(metrics["loss"]),
         "skipped": int(state.skipped),
         "nonzero_gradients": nonzero,
-        "program_bytes": footprint.peak_bytes(program.step),
+        "program_bytes": footprint.peak_bytes(step),
         "device_bytes": device_bytes(),
-        "compile_seconds": program.seconds,
+        "compile_seconds": compile_seconds,
     }
 
 
 def _timed(
-    program: Program, state: TrainState, batches: Sequence[Batch], steps: int
+    step: jax.stages.Compiled,
+    state: TrainState,
+    batches: Sequence[Batch],
+    steps: int,
 ) -> tuple[TrainState, Any, float]:
     """Takes steps; returns the state, the last metrics and the seconds of a step."""
     jax.block_until_ready(state)
     metrics, start = None, time.perf_counter()
     for i in range(steps):
-        state, metrics = program.step(state, batches[i % len(batches)])
+        state, metrics = step(state, batches[i % len(batches)])
     jax.block_until_ready((state, metrics))
     return state, metrics, (time.perf_counter() - start) / steps
 

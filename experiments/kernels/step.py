@@ -3,13 +3,15 @@
     python -m experiments.kernels.step [--model dense_1p5b] [--out FILE]
 
 A step is what `experiments.pretrain` takes: forward and backward pass, clipping, AdamW;
-its state is donated. All cases are compiled first, several at a time, then timed one
-after another on batches of random tokens.
+its state is donated. Cases are traced several at a time, then compiled and timed one
+after another, on batches of random tokens.
 """
 
 import dataclasses
+import os
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from rich.table import Table
 from experiments import presets, record, terminal
 from experiments.kernels import cases, programs
 from experiments.kernels.chosen import Grouped, Quantize, choice
+from experiments.kernels.in_turn import ProcessDied, in_turn
 from experiments.presets import ExperimentConfig
 from fp4jax import models
 from fp4jax.kernels.choice import KERNELS
@@ -50,8 +53,8 @@ class Arguments:
     """what multiplies groups of rows: JAX's kernels for Hopper GPUs, lax.ragged_dot."""
     quantize: Quantize = "default"
     """what quantizes: the device's kernels, or XLA."""
-    jobs: int = 4
-    """programs that are compiled at a time."""
+    jobs: int = 1
+    """processes that trace a case each, at a time; 1: this one does everything."""
     set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """sets a field of the configuration, such as model.remat=none."""
     out: Path | None = None
@@ -70,13 +73,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = dataclasses.replace(
             arguments, **_TINY, names=tuple(names) or arguments.names
         )
+    if arguments.jobs > 1:  # each takes memory as it needs it
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     rows = []
     try:
         for row in run(arguments):
             rows.append(row)
             if arguments.out is not None:
                 with JsonLines(arguments.out) as file:
-                    file.write(row | record.setting())
+                    file.write(row)
     except (ValueError, TypeError, ModuleNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -92,25 +97,46 @@ def run(arguments: Arguments) -> Iterator[dict[str, Any]]:
       ModuleNotFoundError: a case takes a library that is not there.
     """
     config = configure(arguments)
-    batches = programs.batches(config, documents=arguments.documents)
-    found = [cases.find(name, config) for name in arguments.names]
-    kernels = choice(grouped=arguments.grouped, quantize=arguments.quantize)
-    with KERNELS(kernels):
-        lowered = {
-            case.name: programs.lower(case, config, batches[0]) for case in found
-        }
-    compiled = programs.compiled(lowered, jobs=arguments.jobs)
+    for name in arguments.names:
+        cases.find(name, config)  # raises
     base = None
-    for case in found:
-        row = {"model": arguments.model, "case": case.name, **_sizes(arguments, config)}
-        try:
-            row |= case.about | _measured(compiled.pop(case.name), config, batches)
-        except jax.errors.JaxRuntimeError as error:
-            row["error"] = str(error).partition("\n")[0]
+    tasks = [(arguments, name) for name in arguments.names]
+    for name, found in zip(
+        arguments.names, in_turn(prepare, tasks, jobs=arguments.jobs), strict=True
+    ):
+        row = {"model": arguments.model, "case": name, **_sizes(arguments, config)}
+        row |= {"error": str(found)} if isinstance(found, ProcessDied) else found
         if "milliseconds" in row:
             base = base or _best(row)
             row["ratio"] = _best(row) / base
         yield row
+
+
+def prepare(task: tuple[Arguments, str]) -> Callable[[], dict[str, Any]]:
+    """Traces a case; returns what compiles and measures it."""
+    arguments, name = task
+    config = configure(arguments)
+    batches = programs.batches(config, documents=arguments.documents)
+    case = cases.find(name, config)
+    kernels = choice(grouped=arguments.grouped, quantize=arguments.quantize)
+    start = time.perf_counter()
+    try:
+        with KERNELS(kernels):
+            lowered = programs.lower(case, config, batches[0])
+    except Exception as error:  # of a kernel that this device lacks, any
+        row = _failed(error)
+        return lambda: row
+    seconds = time.perf_counter() - start
+
+    def measure() -> dict[str, Any]:
+        try:
+            row = programs.measure(lowered, batches)
+        except Exception as error:  # likewise, or for want of memory
+            return _failed(error)
+        about = {**case.about, "trace_seconds": seconds, **record.setting()}
+        return row | _speed(row, config) | about
+
+    return measure
 
 
 def configure(arguments: Arguments) -> ExperimentConfig:
@@ -152,19 +178,18 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def _measured(
-    program: programs.Program | Exception, config: ExperimentConfig, batches: Any
-) -> dict[str, Any]:
-    """Returns what is measured of a program, or why nothing is."""
-    if isinstance(program, Exception):
-        return {"error": str(program).partition("\n")[0]}
-    row = programs.measure(program, batches)
+def _speed(row: dict[str, Any], config: ExperimentConfig) -> dict[str, Any]:
     length = config.data.sequence_length
     speed = config.data.batch_size * length / (_best(row) / 1e3)
     flops = models.flops_per_token(config.model, sequence_length=length)
     devices = jax.devices()[:1]
     share = utilization(speed, flops_per_token=flops, devices=devices)
-    return row | {"tokens_per_second": speed, "utilization": share}
+    return {"tokens_per_second": speed, "utilization": share}
+
+
+def _failed(error: Exception) -> dict[str, Any]:
+    text = str(error).partition("\n")[0]
+    return {"error": f"{type(error).__name__}: {text}", **record.setting()}
 
 
 def _sizes(arguments: Arguments, config: ExperimentConfig) -> dict[str, Any]:

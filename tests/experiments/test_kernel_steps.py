@@ -74,9 +74,8 @@ def test_what_cannot_be_compiled_is_a_row_and_a_status(capsys, monkeypatch):
         raise NotImplementedError("no such kernel\nat all")
 
     broken = types.SimpleNamespace(compile=fail)
-    monkeypatch.setattr(
-        programs, "lower", lambda *a, **k: programs.Lowered(broken, broken, False)
-    )
+    lowered = programs.Lowered(broken, broken, False)
+    monkeypatch.setattr(programs, "lower", lambda *a, **k: lowered)
     small = [word for text in SMALL for word in ("--set", text)]
     assert step.main(["--tiny", "--names", "bf16", *small]) == 1
     assert "no such kernel" in capsys.readouterr().out

@@ -1,0 +1,83 @@
+"""Tasks that are prepared several at a time, and finished one after another.
+
+Preparing is Python's work, such as the tracing of a program, of which a process does
+one at a time. What follows has the device for itself; its memory is free again when the
+process ends.
+"""
+
+import multiprocessing
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
+from typing import TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class ProcessDied(Exception):
+    """A process ended before it had a result."""
+
+
+def in_turn(
+    prepare: Callable[[T], Callable[[], R]], tasks: Sequence[T], *, jobs: int
+) -> Iterator[R | ProcessDied]:
+    """Yields the result of each task, in their order.
+
+    Args:
+      prepare: returns what finishes a task. A function of a module, where there are
+        several jobs.
+      tasks: its arguments.
+      jobs: processes that there are at a time; 1: this one does everything.
+
+    Raises:
+      ValueError: `jobs` is not positive.
+    """
+    if jobs < 1:
+        raise ValueError(f"in_turn: jobs must be positive, got jobs={jobs}.")
+    if jobs == 1:
+        for task in tasks:
+            yield prepare(task)()
+        return
+    waiting, running = deque(tasks), deque[tuple[SpawnProcess, Connection]]()
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                running.append(_start(prepare, waiting.popleft()))
+            yield _finish(*running[0])
+            running.popleft()
+    finally:
+        for process, _ in running:
+            process.kill()
+
+
+def _start(
+    prepare: Callable[[T], Callable[[], R]], task: T
+) -> tuple[SpawnProcess, Connection]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_work, args=(theirs, prepare, task))
+    process.start()
+    theirs.close()
+    return process, ours
+
+
+def _work(
+    connection: Connection, prepare: Callable[[T], Callable[[], R]], task: T
+) -> None:
+    finish = prepare(task)
+    connection.recv()  # its turn
+    connection.send(finish())
+
+
+def _finish(process: SpawnProcess, connection: Connection) -> R | ProcessDied:
+    """Returns the result of a process, which then is no more."""
+    try:
+        connection.send(None)
+        result = connection.recv()
+    except (EOFError, OSError):
+        process.join()
+        return ProcessDied(f"the process ended with status {process.exitcode}")
+    process.join()
+    return result

@@ -1,0 +1,60 @@
+"""Tasks that processes prepare together and finish alone."""
+
+import os
+import time
+
+import pytest
+
+from experiments.kernels.in_turn import ProcessDied, in_turn
+
+
+def squared(task):
+    number, _ = task
+    return lambda: number**2
+
+
+def stamped(task):
+    """Prepares at once; the first waits for another to be prepared before it ends."""
+    number, folder = task
+    (folder / f"prepared{number}").touch()
+
+    def finish():
+        begin = time.monotonic()
+        while number == 0 and not (folder / "prepared1").exists():
+            assert time.monotonic() - begin < 20
+            time.sleep(0.01)
+        assert not list(folder.glob("running*"))
+        (folder / f"running{number}").touch()
+        time.sleep(0.05)
+        (folder / f"running{number}").unlink()
+        return os.getpid()
+
+    return finish
+
+
+def dies(task):
+    if task == 1:
+        os._exit(3)
+    return lambda: task
+
+
+def test_one_process_does_all_in_order(tmp_path):
+    tasks = [(i, tmp_path) for i in range(3)]
+    assert list(in_turn(squared, tasks, jobs=1)) == [0, 1, 4]
+
+
+def test_several_prepare_while_one_finishes(tmp_path):
+    tasks = [(i, tmp_path) for i in range(3)]
+    found = list(in_turn(stamped, tasks, jobs=2))
+    assert len({*found, os.getpid()}) == 4
+
+
+def test_a_process_that_dies_leaves_the_others_their_turn():
+    first, second, third = in_turn(dies, [0, 1, 2], jobs=3)
+    assert (first, third) == (0, 2)
+    assert isinstance(second, ProcessDied) and "status 3" in str(second)
+
+
+def test_there_must_be_a_job():
+    with pytest.raises(ValueError, match="jobs must be positive, got jobs=0"):
+        next(in_turn(squared, [], jobs=0))
