@@ -8,7 +8,6 @@ functions.
 
 import functools
 import math
-import operator
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -26,7 +25,8 @@ class Quantized(NamedTuple):
     """The planes of a quantized tile.
 
     Attributes:
-      values: float32 members of the grid, one for each plane.
+      values: float32 members of the grid, one for each plane; zeros may have a sign,
+        which `scaled` and `packed` drop.
       scales: float32 members of the scale's format, one for each block of planes.
     """
 
@@ -38,20 +38,24 @@ def quantize(
     planes: Sequence[Plane],
     quantizer: Quantizer,
     *,
+    size: int,
     signs: Sequence[float | jax.Array] | None = None,
     factor: tuple[jax.Array, jax.Array] | None = None,
     uniform: Callable[[int], tuple[Plane, Plane]] | None = None,
     across: Callable[[Plane], Plane] = lambda amax: amax,
+    truncate: Callable[[Plane], Plane] = lambda x: x.astype(jnp.uint32),
 ) -> Quantized:
     """Rotates, scales and rounds the planes of whole runs.
 
     Args:
-      planes: equal arrays, `quantizer.multiple` of them.
+      planes: equal arrays, whole blocks of them.
       quantizer: of nearest or stochastic rounding, without candidates.
+      size: planes of a block.
       signs: of the rotation: +1 and -1 where they are known, otherwise scalars.
       factor: of two levels, s_enc and 1 / s_enc, float32 scalars.
       uniform: maps i to the random bits of planes 2i and 2i + 1.
-      across: maps the amaxes of rows of blocks to those of square blocks.
+      across: maps the amaxes of planes to those of blocks that lie in several threads.
+      truncate: maps planes in [0, 2^23) to uint32.
     """
     planes = [plane.astype(jnp.float32) for plane in planes]
     if signs is not None:
@@ -59,8 +63,8 @@ def quantize(
     encode, decode = factor or (None, None)
     values: list[Plane] = []
     scales: list[Plane] = []
-    for first in range(0, len(planes), quantizer.block_size):
-        block = planes[first : first + quantizer.block_size]
+    for first in range(0, len(planes), size):
+        block = planes[first : first + size]
         scale, inverse = scaling.block_scale(
             across(amax(block)),
             quantizer.scale,
@@ -74,8 +78,13 @@ def quantize(
     bits: list[Plane | None] = [None] * len(values)
     if uniform is not None:
         bits = [half for i in range(len(values) // 2) for half in uniform(i)]
-    grid = quantizer.grid
-    rounded = (rounding.to_grid(t, grid, u) for t, u in zip(values, bits, strict=True))
+    rounded = (
+        exact.with_sign_of(
+            rounding.round_magnitude(jnp.abs(t), quantizer.grid, u, truncate=truncate),
+            t,
+        )
+        for t, u in zip(values, bits, strict=True)
+    )
     return Quantized(tuple(rounded), tuple(scales))
 
 
@@ -113,9 +122,14 @@ def operand(quantized: Quantized, dtype: jax.typing.DTypeLike) -> list[Plane]:
     """Returns values scale, the planes of the GEMM's input."""
     size = len(quantized.values) // len(quantized.scales)
     return [
-        (value * quantized.scales[i // size]).astype(dtype)
+        scaled(value, quantized.scales[i // size]).astype(dtype)
         for i, value in enumerate(quantized.values)
     ]
+
+
+def scaled(value: Plane, scale: Plane) -> Plane:
+    """Returns value scale, of which zero has no sign: one instruction."""
+    return value * scale + np.float32(0)
 
 
 def code_bits(grid: formats.Format) -> int:
@@ -136,11 +150,10 @@ def packed(quantized: Quantized, quantizer: Quantizer, bits: int) -> list[Plane]
     room = bits // width
     words: list[Plane] = []
     for first in range(0, len(codes), room):
-        parts = (
-            code << (width * i) if i else code
-            for i, code in enumerate(codes[first : first + room])
-        )
-        words.append(functools.reduce(operator.or_, parts))
+        *lower, word = codes[first : first + room]
+        for code in reversed(lower):
+            word = (word << width) + code
+        words.append(word)
     return words
 
 

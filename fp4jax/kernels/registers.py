@@ -1,6 +1,7 @@
 """How the elements of a tile lie in the registers of a warpgroup."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,10 +9,16 @@ import jax
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.experimental.mosaic.gpu import fragmented_array as fragments
 from jax.experimental.mosaic.gpu import utils
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import llvm, vector
 
-WARPGROUP, WARP = 128, 32
+from fp4jax.kernels.devices import WARPGROUP
+
+WARP = 32
+PATCH = 4, 8  # rows and columns of a square block that a thread holds
 _WIDEST = 16  # bytes that a thread loads at once
 
 
@@ -52,35 +59,62 @@ class Layout:
         )
 
 
-def lane_layout(width: int, square: int | None = None) -> Layout:
+def lane_layout(width: int, group: int | None = None) -> Layout:
     """Returns the layout in which a thread holds `width` neighbors of each run of them.
 
     Args:
       width: elements of a thread that lie side by side.
-      square: of arrays [n, square]; None: of arrays [n].
+      group: threads that stand together, of arrays [n, group]; None: of arrays [n].
     """
-    if square is None:
+    if group is None:
         tiles = ((WARPGROUP * width,), (WARP * width,), (width,))
         return Layout.of(tiles, warp=-3, lanes=(-2,))
-    group, warp = WARPGROUP * width // square, WARP * width // square
-    tiles = ((group, square), (warp, square), (1, width))
-    return Layout.of(tiles, warp=-6, lanes=(-4, -3))
+    tiles = ((WARPGROUP * width // group, group), (WARP * width // group, group))
+    return Layout.of((*tiles, (1, width)), warp=-6, lanes=(-4, -3))
 
 
 def run_layout(size: int, dtype: jax.typing.DTypeLike) -> Layout:
     """Returns the layout in which a thread holds rows of `size` elements."""
-    vector = min(size, _WIDEST // jnp.dtype(dtype).itemsize)
-    tiles = ((WARPGROUP, size), (WARP, size), (vector,))
+    tiles = ((WARPGROUP, size), (WARP, size), (_vector(size, dtype),))
     return Layout.of(tiles, warp=-5, lanes=(-3,))
 
 
-def split(x: jax.Array, layout: Layout, shape: tuple[int, ...], lane: Layout):
-    """Returns the columns of x [n, size], held in `run_layout`, each of some shape."""
-    size, count, x_dtype = x.shape[1], x.shape[0] // WARPGROUP, x.dtype
-    column = plgpu.ShapeDtypeStruct(shape, x.dtype, layout=lane.pallas)
+def patch_layout(side: int, size: int, dtype: jax.typing.DTypeLike) -> Layout:
+    """Returns the layout of one row of the patches of a tile, of square blocks.
 
-    @plgpu.inline_mgpu(arg_types=(layout.pallas,), return_type=(column,) * size)
-    def columns(_, x):
+    Args:
+      side: of a square in elements.
+      size: of the row of a patch, in elements of the array.
+      dtype: of the array, [8, 16 size].
+    """
+    square = side // PATCH[0], side // PATCH[1]
+    tiles = ((8, 16 * size), (8, 4 * size), (square[0], square[1] * size), (1, size))
+    tiles = (*tiles, (1, _vector(size, dtype)))
+    return Layout.of(tiles, warp=-9, lanes=(-8, -7, -6, -5))
+
+
+def column_layout(side: int) -> Layout:
+    """Returns the layout of one column of the patches, as rows [16, 32] of bytes."""
+    square = side // PATCH[1], side // PATCH[0] * 4
+    tiles = ((16, 32), (4, 32), square, (1, 4))
+    return Layout.of(tiles, warp=-8, lanes=(-5, -6, -3, -4))
+
+
+def split(x: jax.Array, size: int, layout: Layout, shape, lane: Layout):
+    """Returns the elements of each thread as planes.
+
+    Args:
+      x: an array of which each thread holds rows of `size` elements.
+      size: the number of planes.
+      layout: of x.
+      shape: of a plane.
+      lane: its layout.
+    """
+    count, dtype = math.prod(shape) // WARPGROUP, x.dtype
+    plane = plgpu.ShapeDtypeStruct(shape, dtype, layout=lane.pallas)
+
+    @plgpu.inline_mgpu(arg_types=(layout.pallas,), return_type=(plane,) * size)
+    def planes(_, x):
         vectors = x.registers.reshape(count, -1)
         vector = size // vectors.shape[1]
 
@@ -89,37 +123,119 @@ def split(x: jax.Array, layout: Layout, shape: tuple[int, ...], lane: Layout):
             return utils.vector_slice(vectors[i, j // vector], slice(k, k + 1))
 
         return tuple(
-            lane.array([element(i, j) for i in range(count)], shape, x_dtype)
+            lane.array([element(i, j) for i in range(count)], shape, dtype)
             for j in range(size)
         )
 
-    return list(columns(x))
+    return list(planes(x))
 
 
-def join(columns: Sequence[jax.Array], layout: Layout, lane: Layout) -> jax.Array:
-    """Returns [n, size] in `run_layout` of its columns: the inverse of `split`."""
-    size, dtype = len(columns), columns[0].dtype
-    shape = (columns[0].size, size)
+def join(
+    planes: Sequence[jax.Array],
+    layout: Layout,
+    lane: Layout,
+    shape: tuple[int, ...],
+    dtype: Any,
+) -> jax.Array:
+    """Returns the array of which each thread holds planes: the inverse of `split`.
+
+    Args:
+      planes: of elements, or of integers that hold several each.
+      layout: of the array.
+      lane: of a plane.
+      shape: of the array.
+      dtype: of the array.
+    """
+    planes = _elements(planes, math.prod(shape) // planes[0].size, dtype)
     whole = plgpu.ShapeDtypeStruct(shape, dtype, layout=layout.pallas)
 
-    @plgpu.inline_mgpu(arg_types=(lane.pallas,) * size, return_type=whole)
-    def rows(_, *columns):
-        held = [column.registers.reshape(-1) for column in columns]
-        vector = min(size, _WIDEST // jnp.dtype(dtype).itemsize)
+    @plgpu.inline_mgpu(arg_types=(lane.pallas,) * len(planes), return_type=whole)
+    def array(_, *planes):
+        held = [plane.registers.reshape(-1) for plane in planes]
+        vector, element = layout.mosaic.vector_length, utils.dtype_to_ir_type(dtype)
+        per = vector * jnp.dtype(dtype).itemsize * 8 // utils.bitwidth(held[0][0].type)
+        kind = ir.VectorType.get((vector,), element)
         vectors = [
-            utils.vector_concat([held[j + k][i] for k in range(vector)])
+            utils.bitcast(utils.vector_concat([h[i] for h in held[j : j + per]]), kind)
             for i in range(len(held[0]))
-            for j in range(0, size, vector)
+            for j in range(0, len(held), per)
         ]
         return layout.array(vectors, shape, dtype)
 
-    return rows(*columns)
+    return array(*planes)
 
 
-def load(ref: Any, layout: Layout) -> jax.Array:
+def held(planes: Sequence[jax.Array], count: int, dtype: Any) -> jax.Array:
+    """Returns what `join` joins, [*plane, count], where kernels are interpreted."""
+    x = jnp.stack(_elements(planes, count, dtype), axis=-1)
+    if x.dtype != dtype:
+        x = lax.bitcast_convert_type(x, dtype)
+    return x.reshape(*planes[0].shape, count)
+
+
+def _elements(planes: Sequence[jax.Array], count: int, dtype: Any):
+    """Returns planes as a type, unless they hold several elements of it each."""
+    if len(planes) < count:
+        return planes
+    return [plane.astype(dtype) for plane in planes]
+
+
+def e4m3_word(planes: Sequence[jax.Array], lane: Layout, interpret: bool) -> jax.Array:
+    """Returns uint32 words of four E4M3, that of the first plane in the lowest bits."""
+    shape = planes[0].shape
+    if interpret:
+        elements = jnp.stack(planes, axis=-1).astype(jnp.float8_e4m3fn)
+        return lax.bitcast_convert_type(elements, jnp.uint32)
+    word = plgpu.ShapeDtypeStruct(shape, jnp.uint32, layout=lane.pallas)
+
+    @plgpu.inline_mgpu(arg_types=(lane.pallas,) * 4, return_type=word)
+    def convert(_, *planes):
+        held = zip(*(plane.registers.reshape(-1) for plane in planes), strict=True)
+        return lane.array([_e4m3(*four) for four in held], shape, jnp.uint32)
+
+    return convert(*planes)
+
+
+def truncate(plane: jax.Array, lane: Layout) -> jax.Array:
+    """Returns float32 in [0, 2^32) as uint32, without a look for others."""
+    integers = plgpu.ShapeDtypeStruct(plane.shape, jnp.uint32, layout=lane.pallas)
+
+    @plgpu.inline_mgpu(arg_types=(lane.pallas,), return_type=integers)
+    def convert(_, plane):
+        i32, held = ir.IntegerType.get_signless(32), plane.registers.reshape(-1)
+        kind = ir.VectorType.get(held[0].type.shape, i32)
+        found = [llvm.fptoui(kind, x) for x in held]
+        return lane.array(found, integers.shape, jnp.uint32)
+
+    return convert(plane)
+
+
+_E4M3 = """{
+.reg .b16 low, high;
+cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;
+cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;
+mov.b32 $0, {low, high};
+}"""
+
+
+def _e4m3(*vectors: ir.Value) -> ir.Value:
+    i32 = ir.IntegerType.get_signless(32)
+    position: dict[str, Any] = {"dynamic_position": [], "static_position": [0]}
+    elements = [vector.extract(v, **position) for v in vectors]
+    word: Any = llvm.inline_asm(i32, elements, _E4M3, "=r,f,f,f,f")
+    return vector.broadcast(ir.VectorType.get((1,), i32), word)
+
+
+def _vector(size: int, dtype: jax.typing.DTypeLike) -> int:
+    """Returns the neighbors that a thread reads or writes at once."""
+    return min(size, _WIDEST // jnp.dtype(dtype).itemsize)
+
+
+def load(ref: Any, layout: Layout | Any) -> jax.Array:
     """Reads from global memory, whole lines of it or not."""
     read: Any = plgpu.load
-    return read(ref, layout=layout.pallas, optimized=False)
+    pallas = layout.pallas if isinstance(layout, Layout) else layout
+    return read(ref, layout=pallas, optimized=False)
 
 
 def store(ref: Any, x: jax.Array) -> None:

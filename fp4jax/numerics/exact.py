@@ -15,6 +15,7 @@ _MAGNITUDE = 0x7FFFFFFF
 _EXPONENT = 0x7F800000
 _MANTISSA = 0x007FFFFF
 _ONE = 0x3F800000
+_SIGN = -0x80000000
 
 
 def bits_of(x: jax.Array) -> jax.Array:
@@ -37,6 +38,15 @@ def float_of(bits: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(bits, jnp.float32)
 
 
+def integer_of(x: jax.Array) -> jax.Array:
+    """Returns float32 integers in [0, 2^23) as uint32.
+
+    By their place in a sum: what converts types also looks for values out of range.
+    """
+    bits = lax.bitcast_convert_type(x + np.float32(2.0**23), jnp.uint32)
+    return bits - np.uint32(constant_bits(2.0**23))
+
+
 def floor_pow2(x: jax.Array) -> jax.Array:
     """Returns 2^floor(log2 x) of a normal float32 > 0; 0 of zero and of subnormals."""
     return float_of(bits_of(x) & _EXPONENT)
@@ -45,6 +55,11 @@ def floor_pow2(x: jax.Array) -> jax.Array:
 def inverse_pow2(p: jax.Array) -> jax.Array:
     """Returns 1/p of a float32 power of two in [2^-126, 2^126]."""
     return float_of(2 * _ONE - bits_of(p))
+
+
+def with_sign_of(magnitude: jax.Array, x: jax.Array) -> jax.Array:
+    """Returns float32 magnitudes with the signs of x, of zeros as well."""
+    return float_of(bits_of(magnitude) | (bits_of(x) & _SIGN))
 
 
 def pow2(exponent: jax.Array) -> jax.Array:

@@ -11,6 +11,8 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 
 from fp4jax.numerics import exact
 
@@ -107,11 +109,16 @@ def encode_magnitude(x: jax.Array, fmt: Format) -> jax.Array:
 def magnitude_code(x: jax.Array, fmt: Format) -> jax.Array:
     """Returns `encode_magnitude` in int32."""
     mantissa_bits, emin = fmt.mantissa_bits, fmt.emin
-    # From the lowest binade up, both terms stand in the float32 pattern.
-    normal = exact.bits_of(x) >> (23 - mantissa_bits)
-    normal = normal - ((emin + 126) << mantissa_bits)
-    subnormal = (x * 2.0 ** (mantissa_bits - emin)).astype(jnp.int32)
-    code = jnp.where(x < 2.0**emin, subnormal, normal)
+    if fmt.is_uniform:
+        of_steps = exact.integer_of(x * np.float32(2.0 ** (mantissa_bits - emin)))
+        return lax.bitcast_convert_type(of_steps, jnp.int32)
+    # From the lowest binade up, both terms stand in the float32 pattern. What is below
+    # does when it is brought there, where it counts 2^mantissa_bits more.
+    lowest = np.float32(2.0**emin)
+    is_below = x < lowest
+    field = exact.bits_of(jnp.where(is_below, x + lowest, x)) >> (23 - mantissa_bits)
+    first = (emin + 126) << mantissa_bits
+    code = field - jnp.where(is_below, first + (1 << mantissa_bits), first)
     if fmt.nan_code is not None:
         code = jnp.where(jnp.isnan(x), fmt.nan_code, code)
     return code

@@ -2,10 +2,12 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from fp4jax import recipes
-from fp4jax.kernels.quantize import Output
+from fp4jax.kernels import devices
+from fp4jax.kernels.quantize import Output, Quantized
 from fp4jax.kernels.quantize.backends import Xla
 from fp4jax.numerics import (
     E2M1,
@@ -79,6 +81,20 @@ def how(quantizer, axis):
     }
 
 
+def interpreter():
+    """Of kernels, where no device runs them; None where one does."""
+    from jax.experimental.pallas import mosaic_gpu
+
+    return mosaic_gpu.InterpretGPUParams() if devices.without_mosaic() else None
+
+
+def on_cpu(function, *args):
+    """Calls a function on the CPU, whose results are those that count."""
+    cpu = jax.devices("cpu")[0]
+    with jax.default_device(cpu):
+        return function(*jax.device_put(args, cpu))
+
+
 def tensor(shape, dtype):
     """Values of which sums of 128 are exact, and some to spoil."""
     sizes, signs = jax.random.split(jax.random.key(0))
@@ -86,16 +102,22 @@ def tensor(shape, dtype):
     return (x * jax.random.rademacher(signs, shape)).astype(dtype)
 
 
+def parts(quantized: Quantized):
+    """A result as a tree."""
+    return quantized.arrays, quantized.tensor_scale, quantized.signs
+
+
 def assert_equal(found, expected):
     """Asserts that all of two results is the same bit for bit."""
     assert found.arrays.keys() == expected.arrays.keys()
+    found, expected = jax.device_get((parts(found), parts(expected)))
     same = jax.tree.map(
         lambda a, b: (
             a.shape == b.shape
             and a.dtype == b.dtype
-            and bool(jnp.array_equal(a, b, equal_nan=a.dtype != jnp.uint8))
+            and np.array_equal(a, b, equal_nan=a.dtype != jnp.uint8)
         ),
-        (found.arrays, found.tensor_scale, found.signs),
-        (expected.arrays, expected.tensor_scale, expected.signs),
+        found,
+        expected,
     )
     assert jax.tree.all(same), same

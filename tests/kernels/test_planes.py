@@ -26,7 +26,9 @@ def test_values_codes_and_scales_equal_the_reference(name):
     quantizer = QUANTIZERS[name]
     size = quantizer.block_size
     x = tensor((8, 2 * size), jnp.bfloat16)
-    quantized = planes.quantize(as_planes(x, size), quantizer)
+    quantized = planes.quantize(
+        as_planes(x, size), quantizer, size=quantizer.block_size
+    )
     expected = reference.quantize(x, quantizer, outputs=tuple(Output), axis=1).arrays
     operand = jnp.stack(planes.operand(quantized, jnp.bfloat16), -1)
     np.testing.assert_array_equal(operand.reshape(x.shape), expected[Output.OPERAND])
@@ -39,7 +41,7 @@ def test_values_codes_and_scales_equal_the_reference(name):
 def test_codes_fill_an_integer_from_below():
     quantizer = Quantizer(UNIFORM, 8, Scale())
     run = [jnp.float32([v]) for v in (1, -1, 0, 7, 2, 3, -7, 5)]
-    (word,) = planes.packed(planes.quantize(run, quantizer), quantizer, 32)
+    (word,) = planes.packed(planes.quantize(run, quantizer, size=8), quantizer, 32)
     assert f"{int(word[0]) & 0xFFFFFFFF:08x}" == "5f327091"
 
 
@@ -48,7 +50,7 @@ def test_a_run_may_hold_several_blocks():
     x = tensor((4, 32), jnp.float32)
     signs = hadamard.sign_vector(quantizer.rotation, None, 8)
     quantized = planes.quantize(
-        as_planes(x, 32), quantizer, signs=[float(s) for s in signs]
+        as_planes(x, 32), quantizer, size=16, signs=[float(s) for s in signs]
     )
     assert len(quantized.values) == 32
     assert len(quantized.scales) == 2

@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 
 import jax
@@ -6,8 +7,17 @@ import pytest
 
 from fp4jax import recipes
 from fp4jax.kernels import devices
-from fp4jax.kernels.quantize import Output, api, quantize, reference
-from tests.kernels.cases import QUANTIZERS, assert_equal, how, mosaic, tensor
+from fp4jax.kernels.quantize import Output, Quantized, api, quantize, reference
+from tests.kernels.cases import (
+    QUANTIZERS,
+    assert_equal,
+    how,
+    interpreter,
+    mosaic,
+    on_cpu,
+    parts,
+    tensor,
+)
 
 quantizers = pytest.mark.parametrize("name", QUANTIZERS)
 axes = pytest.mark.parametrize("axis", [1, 2], ids=["columns", "rows"])
@@ -20,17 +30,23 @@ def by_kernel(*args, **kwargs):
     return mosaic.quantize(*args, **kwargs)
 
 
-def found(x, quantizer, axis):
-    """By the kernel itself on a device that runs it, by an interpreter elsewhere."""
-    from jax.experimental.pallas import mosaic_gpu
+def check(x, quantizer, axis, outputs=tuple(Output)):
+    """Compares a kernel with the reference, interpreted where no device runs it."""
+    keywords = how(quantizer, axis) | {"outputs": outputs}
 
-    interpret = devices.without_mosaic() and mosaic_gpu.InterpretGPUParams()
-    return by_kernel(x, quantizer, **how(quantizer, axis), interpret=interpret)
+    def by_kernel(x):
+        from fp4jax.kernels.quantize import mosaic
 
+        keys = {"interpret": interpreter(), "key": jax.random.key(5)}
+        return parts(mosaic.quantize(x, quantizer, **keywords | keys))
 
-def check(x, quantizer, axis):
-    expected = reference.quantize(x, quantizer, **how(quantizer, axis))
-    assert_equal(found(x, quantizer, axis), expected)
+    found = Quantized(*(by_kernel if interpreter() else jax.jit(by_kernel))(x))
+    expected = on_cpu(
+        lambda x: reference.quantize(x, quantizer, **how(quantizer, axis)), x
+    )
+    arrays = {output: expected.arrays[output] for output in outputs}
+    expected = dataclasses.replace(expected, arrays=arrays)
+    assert_equal(found, expected)
 
 
 @mosaic
@@ -54,7 +70,11 @@ def test_every_kernel_equals_the_reference(name, axis, dtype):
 @pytest.mark.parametrize("name", ["uniform-rht-sr", "nvfp4-square", "ti2d-sr"])
 def test_edge_values(name, value):
     x = tensor((2, 64, 128), jnp.float32).at[1, :16, 3].set(value)
-    check(x.at[0].set(value if value == 0 else x[0]), QUANTIZERS[name], 2)
+    # A CPU gives NaNs signs, which no code of a NaN block should tell.
+    is_loose = interpreter() and jnp.isnan(value)
+    outputs = [o for o in Output if o != Output.CODES or not is_loose]
+    x = x.at[0].set(value if value == 0 else x[0])
+    check(x, QUANTIZERS[name], 2, outputs)
 
 
 @mosaic
@@ -74,7 +94,7 @@ def test_lowers_for_cuda(name, axis):
         ((4, 24), 1, "uniform", "axis 1 must be a multiple of 16"),
         ((4, 64), 1, "uniform", "a multiple of 128 runs"),
         ((64, 24), 0, "uniform", "a multiple of 128 runs"),
-        ((48, 256), 1, "ti2d-sr", "axis 0 must be in whole blocks"),
+        ((48, 256), 1, "ti2d-sr", r"must be multiples of (32, 128)"),
     ],
 )
 @mosaic

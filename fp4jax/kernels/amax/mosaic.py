@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fp4jax.kernels import planes
-from fp4jax.kernels.geometry import along as geometry_along
+from fp4jax.kernels.runs import along
 from fp4jax.numerics import exact
 
 
@@ -29,11 +29,11 @@ def amax(
       interpret: as `plgpu.kernel` takes it.
     """
     size = signs.size if isinstance(signs, jax.Array) else len(signs)
-    geometry = geometry_along(
+    geometry = along(
         axis,
         shape=x.shape,
         size=size,
-        square=None,
+        block=size,
         width=width,
         period=x.shape[0],
         interpret=bool(interpret),
@@ -53,7 +53,7 @@ def amax(
         kernel,
         x,
         *arrays,
-        out_type=jax.ShapeDtypeStruct(tuple(geometry.grid.values()), jnp.int32),
+        out_type=jax.ShapeDtypeStruct(geometry.grid, jnp.int32),
         interpret=interpret,
     )
     return exact.float_of(jnp.max(parts))

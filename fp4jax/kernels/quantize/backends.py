@@ -121,8 +121,6 @@ class Mosaic(Backend):
         from fp4jax.kernels.quantize import mosaic
 
         how = {"axis": axis, "other": other}
-        if other is not None and max(axis, other) != x.ndim - 1:
-            return f"square blocks must lie along the last axes, got {axis}, {other}"
         found: list[str | None] = []
 
         def ask(x: jax.Array) -> None:
@@ -139,15 +137,12 @@ class Mosaic(Backend):
         if len(shape) == 1:
             return {}
         padded = last if axis < last else last - 1
+        if quantizer.is_square:
+            return {padded: 32 if padded < last else devices.WARPGROUP}
         free = math.prod(shape[axis + 1 : -1] if axis < last else shape[:padded])
-        if axis == last and not quantizer.is_square:
+        if axis == last:
             free *= shape[axis] // quantizer.multiple
-        size = quantizer.block_size if padded == other else 1
-        return {
-            padded: math.lcm(
-                size, devices.WARPGROUP // math.gcd(devices.WARPGROUP, free)
-            )
-        }
+        return {padded: devices.WARPGROUP // math.gcd(devices.WARPGROUP, free)}
 
     def quantize(self, x, quantizer, **how) -> Quantized:
         """Calls the kernel."""

@@ -11,11 +11,11 @@ import numpy as np
 
 from fp4jax.kernels import planes
 from fp4jax.kernels.amax.mosaic import amax as amax_of
-from fp4jax.kernels.geometry import Geometry
-from fp4jax.kernels.geometry import along as geometry_along
-from fp4jax.kernels.planes import Plane
+from fp4jax.kernels.devices import WARPGROUP
+from fp4jax.kernels.geometry import Geometry, Where
 from fp4jax.kernels.quantize.outputs import Output, Quantized
-from fp4jax.kernels.registers import WARPGROUP
+from fp4jax.kernels.runs import along
+from fp4jax.kernels.squares import SIDES, TILE, Squares
 from fp4jax.numerics import (
     F32,
     Quantizer,
@@ -31,7 +31,6 @@ from fp4jax.numerics.rounding import Nearest
 
 WIDTHS = (2, 1)  # runs of each thread, the first that the shape has room for
 _MAX_RUN = 128
-_SQUARES = (8, 16, 32)
 
 
 def quantize(
@@ -100,18 +99,28 @@ def unsupported(
         return f"x must be float32 or bfloat16, got {x.dtype}"
     if quantizer.scale.candidates or not isinstance(rounding, Nearest | Stochastic):
         return f"scales must be of one candidate, and rounding not {rounding}"
-    if quantizer.is_square and quantizer.block_size not in _SQUARES:
-        return f"square blocks must be of {_SQUARES}, got {quantizer.block_size}"
+    if quantizer.is_square:
+        return _unsupported_squares(x, quantizer, axis, other)
     if run % 8 or run > _MAX_RUN:
         return f"a run must be a multiple of 8 up to {_MAX_RUN}, got {run}"
     if x.shape[axis] % run:
         return f"axis {axis} must be a multiple of {run}, got shape={x.shape}"
-    if quantizer.is_square and other != (axis - 1 if axis == x.ndim - 1 else axis + 1):
-        return f"square blocks must lie along neighboring axes, got {axis}, {other}"
-    if quantizer.is_square and x.shape[other or 0] % quantizer.block_size:
-        return f"axis {other} must be in whole blocks, got shape={x.shape}"
     if not _width(_View.of(x, axis), quantizer):
         return f"there must be a multiple of {WARPGROUP} runs, got shape={x.shape}"
+    return None
+
+
+def _unsupported_squares(
+    x: jax.Array, quantizer: Quantizer, axis: int, other: int | None
+) -> str | None:
+    if quantizer.block_size not in SIDES:
+        return f"square blocks must be of {SIDES}, got {quantizer.block_size}"
+    if quantizer.rotation is not None:
+        return "square blocks must not be rotated"
+    if {axis, other} != {x.ndim - 2, x.ndim - 1}:
+        return f"square blocks must lie along the last two axes, got {axis}, {other}"
+    if not x.size or any(n % m for n, m in zip(x.shape[-2:], TILE, strict=True)):
+        return f"the last two axes must be multiples of {TILE}, got shape={x.shape}"
     return None
 
 
@@ -150,10 +159,9 @@ class _View:
 
 def _width(view: _View, quantizer: Quantizer) -> int:
     """Returns the runs of each thread, 0 if the shape has not room for one."""
-    rows, columns = view.matrix.shape
-    runs = columns
+    runs = view.matrix.shape[1]
     if view.axis == 1:
-        runs = rows if quantizer.is_square else rows * columns // quantizer.multiple
+        runs = view.matrix.size // quantizer.multiple
     fitting = (n for n in WIDTHS if runs and runs % (WARPGROUP * n) == 0)
     return next(fitting, 0)
 
@@ -225,13 +233,12 @@ def quantize_matrix(
       Of each output: the operand [r, c]; codes [r, c], of 4-bit grids half as many
       along `axis`, uint8; scales, one for each block.
     """
-    geometry = geometry_along(
-        axis,
+    geometry = _geometry(
+        quantizer,
         shape=x.shape,
-        size=quantizer.multiple,
-        square=quantizer.block_size if quantizer.is_square else None,
-        width=width,
+        axis=axis,
         period=period or x.shape[0],
+        width=width,
         interpret=bool(interpret),
     )
     arrays = scalars.arrays
@@ -253,10 +260,12 @@ def quantize_matrix(
             signs=signs,
             factor=factor,
             uniform=uniform,
+            size=geometry.planes_of_block,
             across=geometry.across,
+            truncate=geometry.truncate,
         )
         for output, ref in zip(outputs, refs[len(arrays) :], strict=True):
-            geometry.store(ref, where, _planes(output, quantized, quantizer, geometry))
+            _store(output, ref, where, quantized, quantizer, geometry)
 
     found = geometry.run(
         kernel,
@@ -265,36 +274,49 @@ def quantize_matrix(
         out_type=[_out_type(output, quantizer, geometry) for output in outputs],
         interpret=interpret,
     )
-    return dict(zip(outputs, map(geometry.matrix, found), strict=True))
+    return {
+        output: geometry.block_matrix(array)
+        if output == Output.SCALES
+        else geometry.matrix(array)
+        for output, array in zip(outputs, found, strict=True)
+    }
 
 
-def _planes(
+def _geometry(quantizer: Quantizer, *, width: int, **fields: Any) -> Geometry:
+    fields["block"] = quantizer.block_size
+    if quantizer.is_square:
+        return Squares(**fields)
+    return along(size=quantizer.multiple, width=width, **fields)
+
+
+def _store(
     output: Output,
+    ref: Any,
+    where: Where,
     quantized: planes.Quantized,
     quantizer: Quantizer,
     geometry: Geometry,
-) -> Sequence[Plane]:
+) -> None:
     match output:
         case Output.OPERAND:
-            return planes.operand(quantized, jnp.bfloat16)
+            operand = planes.operand(quantized, jnp.bfloat16)
+            geometry.store(ref, where, operand)
         case Output.CODES:
-            return planes.packed(quantized, quantizer, geometry.word)
+            words = planes.packed(quantized, quantizer, geometry.word)
+            geometry.store(ref, where, words)
         case Output.SCALES:
-            return geometry.of_squares(planes.scale_codes(quantized, quantizer))
+            codes = planes.scale_codes(quantized, quantizer)
+            geometry.store_blocks(ref, where, codes)
 
 
 def _out_type(
     output: Output, quantizer: Quantizer, geometry: Geometry
 ) -> jax.ShapeDtypeStruct:
-    size = geometry.size
     match output:
         case Output.OPERAND:
-            return geometry.elements(size, jnp.bfloat16)
+            return geometry.elements(16, jnp.bfloat16)
         case Output.CODES:
-            bits = size * planes.code_bits(quantizer.grid)
-            dtype = {8: jnp.uint8, 32: jnp.uint32}[geometry.word]
-            return geometry.elements(bits // geometry.word, dtype)
+            return geometry.elements(planes.code_bits(quantizer.grid), jnp.uint8)
         case Output.SCALES:
             is_float = quantizer.scale.format == F32
-            dtype = jnp.float32 if is_float else jnp.uint8
-            return geometry.blocks(size // quantizer.block_size, dtype)
+            return geometry.blocks(jnp.float32 if is_float else jnp.uint8)

@@ -1,0 +1,1 @@
+"""Square blocks for FP8 tensor cores: their amaxes, and a matrix and its transpose."""

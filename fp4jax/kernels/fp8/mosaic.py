@@ -1,0 +1,103 @@
+"""Square blocks for FP8 tensor cores on NVIDIA GPUs, in Pallas Mosaic GPU."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fp4jax.kernels import planes
+from fp4jax.kernels.squares import Squares
+from fp4jax.numerics import Quantizer
+
+
+def amax(x: jax.Array, side: int, *, interpret: Any = None) -> jax.Array:
+    """Returns the amax of each square block of a matrix, NaN where it has one.
+
+    Args:
+      x: float32 or bfloat16 [r, c].
+      side: of a block in elements.
+      interpret: as `plgpu.kernel` takes it.
+
+    Returns:
+      Float32 [r / side, c / side].
+    """
+    geometry = _geometry(x, side, 1, interpret)
+
+    def kernel(x_ref, out_ref):
+        where = geometry.where()
+        tile = [plane.astype(jnp.float32) for plane in geometry.load(x_ref, where)]
+        geometry.store_blocks(out_ref, where, [planes.amax(tile)])
+
+    out_type = geometry.blocks(jnp.float32)
+    found = geometry.run(kernel, x, out_type=out_type, interpret=interpret)
+    return geometry.block_matrix(found)
+
+
+def encode(
+    x: jax.Array,
+    quantizer: Quantizer,
+    powers: jax.Array,
+    *,
+    axis: int,
+    noise: jax.Array | None = None,
+    interpret: Any = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Returns a quantized matrix and its transpose in E4M3, from one read.
+
+    values scale powers[0],  (values scale powers[1])^T
+
+    Args:
+      x: float32 or bfloat16 [r, c].
+      quantizer: of square blocks and scales that are powers of two.
+      powers: float32 [2, r / b, c / b], powers of two of each block of b x b elements.
+      axis: the contraction axis, for quantizers that draw.
+      noise: uint32 [4], two words of a key, row and column of the first element.
+      interpret: as `plgpu.kernel` takes it.
+    """
+    geometry = _geometry(x, quantizer.block_size, axis, interpret)
+
+    def kernel(x_ref, powers_ref, *refs):
+        *drawn, out_ref, transposed_ref = refs
+        where = geometry.where()
+        quantized = planes.quantize(
+            geometry.load(x_ref, where),
+            quantizer,
+            size=geometry.planes_of_block,
+            uniform=geometry.uniform(where, drawn[0]) if drawn else None,
+            across=geometry.across,
+            truncate=geometry.truncate,
+        )
+        (scale,) = quantized.scales
+        of_rows, of_columns = (
+            scale * geometry.load_blocks(powers_ref.at[(i, *where)]) for i in (0, 1)
+        )
+        patch = geometry.patch(quantized.values)
+        rows = [
+            geometry.words([planes.scaled(v, of_rows) for v in row]) for row in patch
+        ]
+        geometry.store_rows(out_ref, where, rows)
+        columns = [
+            word
+            for column in zip(*patch, strict=True)
+            for word in geometry.words([planes.scaled(v, of_columns) for v in column])
+        ]
+        geometry.store_columns(transposed_ref, where, columns)
+
+    arrays = [] if noise is None else [noise]
+    rows, columns = geometry.run(
+        kernel,
+        x,
+        geometry.of_programs(powers),
+        *arrays,
+        out_type=[
+            geometry.elements(8, jnp.float8_e4m3fn),
+            geometry.transposed(jnp.float8_e4m3fn),
+        ],
+        interpret=interpret,
+    )
+    return geometry.matrix(rows), columns.reshape(x.shape[::-1])
+
+
+def _geometry(x: jax.Array, side: int, axis: int, interpret: Any) -> Squares:
+    shape = x.shape[0], x.shape[1]
+    return Squares(shape, axis, side, x.shape[0], bool(interpret))
