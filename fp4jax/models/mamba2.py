@@ -54,7 +54,7 @@ class Mamba2(nnx.Module):
         self.a_log = nnx.Param(jnp.log(_uniform(shape.num_heads, _FIRST_RATES, rngs)))
         steps = jnp.exp(_uniform(shape.num_heads, _FIRST_LOG_STEPS, rngs))
         self.dt_bias = nnx.Param(jnp.log(jnp.expm1(steps)))  # softplus gives the steps
-        self.skip = nnx.Param(jnp.ones(shape.num_heads))
+        self.skip = nnx.Param(jnp.ones(shape.num_heads, jnp.float32))
         self.norm = GroupedRMSNorm(
             shape.d_inner, groups=shape.num_groups, epsilon=config.norm_eps, rngs=rngs
         )
@@ -96,10 +96,14 @@ class CausalConv(nnx.Module):
         bound = width**-0.5
         self.taps = nnx.Param(
             jax.random.uniform(
-                rngs.params(), (width, channels), minval=-bound, maxval=bound
+                rngs.params(),
+                (width, channels),
+                jnp.float32,
+                minval=-bound,
+                maxval=bound,
             )
         )
-        self.bias = nnx.Param(jnp.zeros(channels))
+        self.bias = nnx.Param(jnp.zeros(channels, jnp.float32))
 
     def __call__(self, x: jax.Array, *, documents: jax.Array) -> jax.Array:
         """Returns y [b, t, channels] float32 of x [b, t, channels]."""
@@ -135,4 +139,6 @@ def count_documents(segment_ids: jax.Array) -> jax.Array:
 
 def _uniform(count: int, bounds: tuple[float, float], rngs: nnx.Rngs) -> jax.Array:
     low, high = bounds
-    return jax.random.uniform(rngs.params(), (count,), minval=low, maxval=high)
+    return jax.random.uniform(
+        rngs.params(), (count,), jnp.float32, minval=low, maxval=high
+    )

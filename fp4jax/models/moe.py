@@ -31,7 +31,7 @@ class Balance(NamedTuple):
 
     Attributes:
       aux_loss: float32 [], what is added to the loss.
-      loads: int32 [e], the tokens that each got.
+      loads: int32 [e], the tokens that each got, without padding.
     """
 
     aux_loss: jax.Array
@@ -43,7 +43,7 @@ Balances = Sequence[Balance | None]  # of each stack of a model, None without ex
 
 def aux_loss(balances: Balances) -> jax.Array:
     """Returns the sum over the blocks of what is added to the loss, float32 []."""
-    return sum((jnp.sum(b.aux_loss) for b in balances if b), jnp.zeros(()))
+    return sum((jnp.sum(b.aux_loss) for b in balances if b), jnp.zeros((), jnp.float32))
 
 
 def loads(balances: Balances) -> jax.Array | None:
@@ -94,9 +94,16 @@ class MoE(nnx.Module):
         self.down = experts("down", f, d, down, residual_std(config))
         self.shared = _shared(config, recipes, rngs) if config.moe.d_shared else None
 
-    def __call__(self, x: jax.Array) -> tuple[jax.Array, Balance]:
-        """Maps each vector of x [b, t, d] by the experts of its token."""
-        routing = self.router(x)
+    def __call__(
+        self, x: jax.Array, *, counts: jax.Array | None = None
+    ) -> tuple[jax.Array, Balance]:
+        """Maps each vector of x [b, t, d] by the experts of its token.
+
+        Args:
+          x: normalized activations.
+          counts: bool [b, t], whose use of experts is balanced; None: of all tokens.
+        """
+        routing = self.router(x, counts=counts)
         y = self._routed(x, routing)
         if self.shared is not None:
             y = y + self.shared(x)

@@ -16,12 +16,13 @@ class RouterBias(nnx.Variable):
 
 
 class Routing(NamedTuple):
-    """Where tokens go, those of padding and without loss among them.
+    """Where tokens go, those of padding among them, which nothing counts.
 
     Attributes:
       experts: int32 [b, t, top_k], the experts of each token.
       weights: float32 [b, t, top_k], of what each of them returns.
-      aux_loss: float32 [], 1 where experts are equally loaded, else more.
+      aux_loss: float32 [], 1 where experts are equally loaded, else more; 0 where no
+        token counts.
       loads: int32 [e], the number of tokens that each expert gets.
     """
 
@@ -46,12 +47,20 @@ class Router(nnx.Module):
     def __init__(self, config: MoEConfig, d_model: int, *, rngs: nnx.Rngs):
         self.config = config
         init = nnx.initializers.variance_scaling(1.0, "fan_in", "truncated_normal")
-        self.kernel = nnx.Param(init(rngs.params(), (d_model, config.num_experts)))
+        shape = (d_model, config.num_experts)
+        self.kernel = nnx.Param(init(rngs.params(), shape, jnp.float32))
         balances = config.bias_rate > 0
-        self.bias = RouterBias(jnp.zeros(config.num_experts) if balances else None)
+        zeros = jnp.zeros(config.num_experts, jnp.float32)
+        self.bias = RouterBias(zeros if balances else None)
 
-    def __call__(self, x: jax.Array) -> Routing:
-        """Returns the routing of the tokens x [b, t, d]."""
+    def __call__(self, x: jax.Array, *, counts: jax.Array | None = None) -> Routing:
+        """Returns the routing of tokens.
+
+        Args:
+          x: [b, t, d].
+          counts: bool [b, t], which of them loads and auxiliary loss are of; None: all.
+        """
+        counts = jnp.ones(x.shape[:2], bool) if counts is None else counts
         config = self.config
         logits = jnp.einsum(
             "btd,de->bte",
@@ -69,10 +78,11 @@ class Router(nnx.Module):
         experts = _highest(preferred, config.top_k)
         weights = jnp.take_along_axis(scores, experts, axis=-1)
         weights = jax.nn.softmax(weights) if config.normalize else jnp.exp(weights)
-        loads = jnp.sum(
-            jax.nn.one_hot(experts, config.num_experts, dtype=jnp.int32), (0, 1, 2)
-        )
-        imbalance = _imbalance(loads, jax.nn.softmax(scores))
+        chosen = jax.nn.one_hot(experts, config.num_experts, dtype=jnp.int32)
+        chosen = jnp.where(counts[..., None, None], chosen, 0)
+        loads = jnp.sum(chosen, (0, 1, 2), dtype=jnp.int32)
+        shares = jnp.where(counts[..., None], jax.nn.softmax(scores), 0)
+        imbalance = _imbalance(loads, jnp.sum(shares, (0, 1)), top_k=config.top_k)
         return Routing(experts, weights * config.scaling, imbalance, loads)
 
     def move_bias(self, loads: jax.Array) -> None:
@@ -99,7 +109,14 @@ def _highest(scores: jax.Array, top_k: int) -> jax.Array:
     return jax.shard_map(top, in_specs=rows, out_specs=rows)(scores)
 
 
-def _imbalance(loads: jax.Array, shares: jax.Array) -> jax.Array:
-    """Returns e sum_i f_i p_i of the fraction of tokens f and the mean score p."""
-    fractions = loads.astype(jnp.float32) / jnp.sum(loads)
-    return loads.size * jnp.sum(fractions * jnp.mean(shares, (0, 1)))
+def _imbalance(loads: jax.Array, shares: jax.Array, *, top_k: int) -> jax.Array:
+    """Returns e sum_i f_i p_i of the fraction of choices f and the mean score p.
+
+    Args:
+      loads: int32 [e].
+      shares: float32 [e], sums of the scores, of which each token has 1 in all.
+      top_k: choices of a token.
+    """
+    choices = jnp.maximum(jnp.sum(loads), 1).astype(jnp.float32)
+    fractions, means = loads.astype(jnp.float32) / choices, shares / (choices / top_k)
+    return loads.size * jnp.sum(fractions * means)

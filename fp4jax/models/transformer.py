@@ -148,9 +148,14 @@ class Transformer(nnx.Module):
         Args:
           inputs: [b, t] int32 tokens.
           segment_ids: [b, t] int32, the document of each token; a token sees only its
-            own. None: a row is one document.
+            own. 0 is padding, which the use of experts does not count. None: a row is
+            one document.
           positions: [b, t] int32 within the document. None: counted along the row.
+
+        Raises:
+          ValueError: inputs that are no rows of tokens, or none at all.
         """
+        _check_inputs(inputs)
         if positions is None:
             positions = jnp.broadcast_to(jnp.arange(inputs.shape[1]), inputs.shape)
         context = _context(inputs, segment_ids, positions, config=self.config)
@@ -172,7 +177,7 @@ class Transformer(nnx.Module):
             if experts is None or "moe" not in PARTS[kind]:
                 return None
             loads = jnp.zeros((len(place), experts.num_experts), jnp.int32)
-            return Balance(jnp.zeros(len(place)), loads)
+            return Balance(jnp.zeros(len(place), jnp.float32), loads)
 
         return tuple(of(place) for place in self.places)
 
@@ -224,6 +229,16 @@ def _stack(
     return make(params_keys, quant_keys)
 
 
+def _check_inputs(inputs: jax.Array) -> None:
+    shape, dtype = jnp.shape(inputs), jnp.result_type(inputs)
+    is_integer = jnp.issubdtype(dtype, jnp.integer)
+    if len(shape) != 2 or 0 in shape or not is_integer:
+        raise ValueError(
+            "Transformer: inputs must be integers [b, t], at least one token, got "
+            f"shape={shape}, dtype={dtype}."
+        )
+
+
 def _context(
     inputs: jax.Array,
     segment_ids: jax.Array | None,
@@ -237,11 +252,13 @@ def _context(
         rotation = rope(positions, head_dim=config.head_dim, theta=config.rope_theta)
     # A mask of nothing would cost attention what it saves by being causal.
     mask = None if segment_ids is None else document_mask(segment_ids)
+    counts = None if segment_ids is None else segment_ids != 0
     if segment_ids is None:
         segment_ids = jnp.ones_like(inputs)
     return {
         "attention": {"mask": mask, "rotation": rotation},
         "mamba": {"documents": count_documents(segment_ids)},
+        "moe": {"counts": counts},
     }
 
 

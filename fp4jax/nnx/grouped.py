@@ -5,6 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
@@ -129,7 +130,8 @@ class GroupedLinear(nnx.Module):
     ):
         self.kernel_shape = (groups, in_features, out_features)
         self.kernel = nnx.Param(
-            kernel_init(rngs.params(), self.kernel_shape), **kernel_metadata
+            kernel_init(rngs.params(), self.kernel_shape, jnp.float32),
+            **kernel_metadata,
         )
         is_module = isinstance(ragged_dot, nnx.Module)
         self.ragged_dot = nnx.data(ragged_dot) if is_module else ragged_dot

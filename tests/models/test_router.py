@@ -51,6 +51,17 @@ def test_the_auxiliary_loss_is_1_where_experts_are_used_equally():
     assert jnp.abs(of(one + 0.1 * even)[1]).max() > 0
 
 
+def test_tokens_of_padding_are_not_counted():
+    counts = jnp.arange(6)[None] < jnp.array([[4], [0]])
+    padding = jnp.where(counts[..., None], X, jnp.nan)
+    of = jax.jit(lambda x, counts: router()(x, counts=counts))
+    found, expected = of(padding, counts), router()(X[:1, :4])
+    np.testing.assert_array_equal(found.loads, expected.loads)
+    np.testing.assert_allclose(found.aux_loss, expected.aux_loss, rtol=1e-6)
+    none = of(X, jnp.zeros((2, 6), bool))
+    assert none.aux_loss == 0 and not none.loads.any()
+
+
 def test_a_bias_moves_the_choice_and_no_weight():
     found = router(bias_rate=0.5)
     plain = found(X)

@@ -292,3 +292,25 @@ def test_units_of_blocks_take_their_recipes_by_place():
     assert model.places == (range(0, 4, 2), range(1, 4, 2), range(4, 5), range(5, 6))
     found = [model.stacks[i].mlp.down.dot_general.recipe for i in (1, 3)]
     assert found == [recipes.ufp4(), recipes.bf16()]
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (2, 0), (4,)], ids=str)
+def test_inputs_that_are_no_rows_of_tokens_raise(shape):
+    message = rf"inputs must be .* got shape=\({shape[0]},.*dtype=int32"
+    model = build()
+    with pytest.raises(ValueError, match=message):
+        model(jnp.zeros(shape, jnp.int32))
+    with pytest.raises(ValueError, match="dtype=float32"):
+        model(jnp.zeros((1, 4)))
+
+
+@pytest.mark.parametrize("name", ["moe_tiny", "nemotron_h_tiny"])
+def test_parameters_are_float32_where_numbers_are_float64(name):
+    config = PRESETS[name]
+    make = lambda: Transformer(config, policies.ue5m3(config), rngs=nnx.Rngs(0))
+    with jax.enable_x64(True):
+        graph, state = nnx.split(nnx.eval_shape(make))
+        inputs = jax.ShapeDtypeStruct((1, 32), jnp.int32)
+        output = jax.eval_shape(lambda s, t: nnx.merge(graph, s)(t), state, inputs)
+    arrays = [*jax.tree.leaves(nnx.filter_state(state, nnx.Param)), output]
+    assert {array.dtype for array in arrays} == {jnp.dtype("float32")}
