@@ -39,6 +39,12 @@ RULES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 
 
+_VIRTUAL = (
+    " A CPU is as many devices as the environment says: "
+    "XLA_FLAGS=--xla_force_host_platform_device_count=8."
+)
+
+
 def parse_mesh(text: str) -> dict[str, int]:
     """Returns the sizes that a text such as "data=2,fsdp=4" gives to axes of a mesh.
 
@@ -88,6 +94,7 @@ def make_mesh(**sizes: int) -> Mesh:
         raise ValueError(
             "make_mesh: the product of the sizes must be the number of devices, "
             f"{wanted}, got {size} ({', '.join(f'{k}={v}' for k, v in sizes.items())})."
+            f"{_VIRTUAL if size > count and jax.default_backend() == 'cpu' else ''}"
         )
     types = (AxisType.Auto,) * len(AXES)
     return jax.make_mesh(shape, AXES, types, devices=jax.devices()[:size])

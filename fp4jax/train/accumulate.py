@@ -56,12 +56,8 @@ def accumulate(
     Args:
       graph: the model's.
       state: of the run.
-      batch: [b, t] arrays.
+      batch: [b, t] arrays, of rows that pass `check_rows`.
       microbatches: number of parts; gradients are summed in float32.
-
-    Raises:
-      ValueError: b is not a multiple of `microbatches`, or its parts not of the
-        devices.
     """
     weight = jnp.maximum(jnp.sum(batch["loss_mask"].astype(jnp.float32)), 1)
 
@@ -110,15 +106,19 @@ def _quantized_weights(graph: nnx.GraphDef, state: TrainState) -> nnx.State:
     return nnx.state(model, QuantizedWeight)
 
 
-def _split(x: jax.Array, parts: int) -> jax.Array:
-    """Returns [parts, b / parts, t] of [b, t], every part spread over the mesh."""
+def check_rows(rows: int, parts: int) -> None:
+    """Raises ValueError unless parts and devices divide the rows of a batch."""
     devices = num_shards("batch")
-    if x.shape[0] % (parts * devices):
+    if rows == 0 or rows % (parts * devices):
         raise ValueError(
             "make_train_step: the rows of a batch must be a multiple of microbatches "
-            f"and of devices, got {x.shape[0]} rows, microbatches={parts} and "
-            f"{devices} devices."
+            f"and of devices along data, fsdp and expert, got {rows} rows, "
+            f"microbatches={parts} and {devices} devices."
         )
+
+
+def _split(x: jax.Array, parts: int) -> jax.Array:
+    """Returns [parts, b / parts, t] of [b, t], every part spread over the mesh."""
     x = jnp.reshape(x, (parts, x.shape[0] // parts, *x.shape[1:]))
     # Rows of one part lay together on few devices; left so, all would compute it.
     return constrain(x, None, "batch", None)

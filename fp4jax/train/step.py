@@ -13,11 +13,11 @@ from fp4jax.models import moe
 from fp4jax.models.moe import Balances
 from fp4jax.nnx import Held, set_step
 from fp4jax.numerics.checks import is_integer
-from fp4jax.sharding import Compiled
-from fp4jax.train.accumulate import accumulate
+from fp4jax.sharding import Compiled, num_shards
+from fp4jax.train.accumulate import accumulate, check_rows
 from fp4jax.train.losses import Batch, token_losses
 from fp4jax.train.optim import Optimizer
-from fp4jax.train.partition import spread
+from fp4jax.train.partition import check_mesh, spread
 from fp4jax.train.state import TrainState
 
 Metrics = dict[str, jax.Array]
@@ -61,7 +61,7 @@ def make_train_step(
 
     Raises:
       ValueError: `microbatches` is no positive integer; when called, rows that are no
-        multiple of it times the devices of the mesh.
+        multiple of it times the devices of the mesh, or what `check_mesh` says of it.
     """
     if not is_integer(microbatches) or microbatches < 1:
         raise ValueError(
@@ -70,6 +70,7 @@ def make_train_step(
         )
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        _check(graph, state, batch, mesh, microbatches)
         loss, grads, held, balances = accumulate(
             graph, state, batch, microbatches=microbatches
         )
@@ -105,6 +106,22 @@ def make_train_step(
 
     compiled = jax.jit(step, donate_argnums=0, compiler_options=COMPILER_OPTIONS)
     return Compiled(compiled, mesh)
+
+
+def _check(
+    graph: nnx.GraphDef,
+    state: TrainState,
+    batch: Batch,
+    mesh: Mesh | None,
+    microbatches: int,
+) -> None:
+    """Raises where a mesh does not divide a step's rows, its model or its blocks."""
+    check_rows(len(batch["inputs"]), microbatches)
+    if mesh is None or mesh.size == 1:
+        return
+    model = nnx.merge(graph, state.params, state.held, state.rest, copy=True)
+    shards = microbatches * num_shards("batch", mesh)
+    check_mesh(model, mesh, tokens=batch["inputs"].size // shards)
 
 
 def _rest(graph: nnx.GraphDef, state: TrainState, balances: Balances) -> nnx.State:

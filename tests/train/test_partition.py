@@ -21,6 +21,7 @@ from fp4jax.train import (
     check_mesh,
     init_state,
     make_optimizer,
+    make_state,
     make_train_step,
 )
 from tests.cases import SMALL
@@ -126,6 +127,24 @@ def test_a_step_gathers_codes_only_and_leaves_the_state_as_it_lies(capfd):
     # The forward pass differs by sums over tensor; gradients by bfloat16's roundings.
     assert metrics["loss"] == pytest.approx(expected["loss"], rel=1e-4)
     assert metrics["grad_norm"] == pytest.approx(expected["grad_norm"], rel=4e-3)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rows", "message"),
+    [
+        ({"tensor": 4}, ROWS, r"num_kv_heads must be .* tensor = 4 .* got .*=2"),
+        ({"data": 4}, 6, "rows .* must be a multiple .* got 6 rows, .* 4 devices"),
+        ({"data": 1}, 0, "must be a multiple .* got 0 rows"),
+    ],
+    ids=str,
+)
+def test_a_step_of_what_its_mesh_does_not_divide_raises(sizes, rows, message):
+    mesh = sharding.make_mesh(**sizes)
+    make = lambda: make_state(make_model(), OPTIMIZER.transform)[1]
+    step = make_train_step(GRAPH, OPTIMIZER, mesh=mesh)
+    batch = {name: value[:rows] for name, value in make_batch(0).items()}
+    with pytest.raises(ValueError, match=message):
+        step.lower(jax.eval_shape(make), batch)
 
 
 HYBRID = dataclasses.replace(
