@@ -139,7 +139,7 @@ def _cut(
     other: int | None,
 ) -> Quantized:
     """Returns a result without what was added along the other axis of squares."""
-    if other is None:
+    if other is None or shape[other] % quantizer.block_size == 0:
         return found
     sizes = {Output.SCALES: -(-shape[other] // quantizer.block_size)}
     arrays = {

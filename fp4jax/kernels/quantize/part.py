@@ -13,12 +13,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fp4jax.kernels.partition import Spread
 from fp4jax.kernels.quantize.backends import Backend
 from fp4jax.kernels.quantize.outputs import Output
 from fp4jax.numerics import Quantizer, Site, blocks, exact
-
-# The mesh axes over which each axis of an array is spread, those of a part's context.
-Spread = tuple[tuple[str, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,11 +15,12 @@ from jax.experimental.custom_partitioning import (
     SdyShardingRule,
     custom_partitioning,
 )
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from fp4jax.kernels.partition import Spread, mesh_of, spread_of
 from fp4jax.kernels.quantize import part
-from fp4jax.kernels.quantize.part import Call, Scalars, Spread
+from fp4jax.kernels.quantize.part import Call, Scalars
 
 
 def quantize(call: Call, x: jax.Array, scalars: Scalars) -> tuple[Any, ...]:
@@ -32,7 +33,8 @@ def quantize(call: Call, x: jax.Array, scalars: Scalars) -> tuple[Any, ...]:
     if is_whole or not call.backend.is_divisible:
         return part.quantize(call, x, scalars)
     leaves, structure = jax.tree.flatten(scalars)
-    return _auto(call, structure, x.ndim)(x, *leaves)
+    mesh = jax.typeof(x).sharding.mesh
+    return _auto(call, structure, mesh.shape_tuple)(x, *leaves)
 
 
 def _explicit(call: Call, x: jax.Array, scalars: Scalars) -> tuple[Any, ...]:
@@ -56,13 +58,21 @@ def _explicit(call: Call, x: jax.Array, scalars: Scalars) -> tuple[Any, ...]:
 
 
 @functools.cache
-def _auto(call: Call, structure: Any, ndim: int) -> Any:
-    """Returns the operation on x and the leaves of scalars, with its rule."""
+def _auto(call: Call, structure: Any, axes: tuple[tuple[str, int], ...]) -> Any:
+    """Returns the operation on x and the leaves of scalars, with its rule.
 
-    def partition(mesh: Any, args: Any, results: Any):
+    Args:
+      call: the quantization.
+      structure: of scalars.
+      axes: names and sizes of the mesh that is known so far.
+    """
+
+    def partition(mesh: Mesh, args: Any, results: Any):
         scalars = jax.tree.unflatten(structure, args[1:])
-        spread = _spread(args[0].sharding.spec, ndim)
-        spread = _whole(call, args[0].shape, spread, mesh)
+        x = args[0]
+        mesh = mesh_of(x.sharding, x.shape, axes) if mesh.empty else mesh
+        spread = spread_of(x.sharding, x.shape, mesh)
+        spread = _whole(call, x.shape, spread, mesh)
         of_x = NamedSharding(mesh, P(*(names or None for names in spread)))
         of_rest = NamedSharding(mesh, P())
 
@@ -82,6 +92,7 @@ def _auto(call: Call, structure: Any, ndim: int) -> Any:
     operation = custom_partitioning(jax.jit(whole))  # in which constants may stand
     operation.def_partition(
         partition=partition,
+        decode_shardings=False,  # which fails where an axis of the mesh is split
         sharding_rule=lambda mesh, args, results: _rule(call, args, results),
     )
     return operation
@@ -97,23 +108,20 @@ def _rule(call: Call, args: Any, results: Any) -> SdyShardingRule:
       args: MLIR types of the array and of what else is read.
       results: of the outputs and what else is returned.
     """
-    shape, runs = args[0].shape, {}
-    for axis in (call.axis, call.other):
-        if axis is not None:
-            size = call.quantizer.multiple
-            runs[axis] = shape[axis] // size
-    inside: dict[str, int] = {}
+    size, shape = call.quantizer.multiple, args[0].shape
+    runs = {i: shape[i] // size for i in (call.axis, call.other) if i is not None}
+    inside: dict[str, int] = {}  # in the order of their first use, as the rule wants
+
+    def factors(of: Any, i: int) -> str | CompoundFactor:
+        n = of.shape[i]
+        size = n // runs[i] if i in runs else 1
+        if size == 1:
+            return f"d{i}"
+        inside[within := f"in{i}of{size}"] = size
+        return within if n == size else CompoundFactor(f"d{i}", within)
 
     def mapping(of: Any) -> ArrayMapping:
-        factors: list[str | CompoundFactor] = []
-        for i, n in enumerate(of.shape):
-            size = n // runs.get(i, n) if n else 1
-            if size == 1:
-                factors.append(f"d{i}")
-            else:
-                inside[f"in{i}of{size}"] = size
-                factors.append(CompoundFactor(f"d{i}", f"in{i}of{size}"))
-        return ArrayMapping(*factors)
+        return ArrayMapping(*(factors(of, i) for i in range(len(of.shape))))
 
     def replicated(of: Any, name: str) -> ArrayMapping:
         return ArrayMapping(*(f"{name}{i}" for i in range(len(of.shape))))
@@ -125,9 +133,10 @@ def _rule(call: Call, args: Any, results: Any) -> SdyShardingRule:
     )
     found = (*map(mapping, results[:count]), *(ArrayMapping() for _ in results[count:]))
     # Sizes are those of factors that are no dimension of their own anywhere.
-    alone = {f for of in (*operands, *found) for f in of if isinstance(f, str)}
-    sizes: Any = {f"d{i}": n for i, n in runs.items() if f"d{i}" not in alone}
-    sizes |= inside
+    used = {f for of in (*operands, *found) for f in of}
+    parts = {f for each in used if isinstance(each, CompoundFactor) for f in each}
+    sizes: Any = {f"d{i}": n for i, n in runs.items()} | inside
+    sizes = {f: n for f, n in sizes.items() if f in parts - used}
     return SdyShardingRule(
         operands, found, need_replication_factors=tuple(inside), **sizes
     )

@@ -1,0 +1,147 @@
+"""Devices quantize their parts of an array as one does the whole."""
+
+import re
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import fp4jax
+from fp4jax import recipes
+from fp4jax.kernels.choice import KERNELS, Kernels
+from fp4jax.kernels.partition import mesh_of, spread_of
+from fp4jax.kernels.quantize import quantize, reference
+from tests.kernels.cases import OPAQUE, QUANTIZERS, assert_equal, how
+
+AUTO, EXPLICIT = (jax.make_mesh((4, 2), ("a", "b"), (t, t)) for t in list(AxisType)[:2])
+X = jax.random.normal(jax.random.key(0), (8, 256, 128))
+COLLECTIVE = r" (all-gather|all-reduce|all-to-all|collective-permute)\("
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        P(),
+        P("a"),
+        P(None, "b", "a"),
+        P(("a", "b")),
+        P("b", None, ("a",)),
+        P(("b", "a")),
+    ],
+    ids=str,
+)
+def test_a_sharding_is_read_back_in_names(spec):
+    sharding = NamedSharding(AUTO, spec)
+    expected = [n or () for n in (*spec, None, None, None)][:3]
+    expected = [n if isinstance(n, tuple) else (n,) for n in expected]
+    assert spread_of(sharding, (16, 16, 16), AUTO) == tuple(expected)
+
+
+def test_a_part_of_a_mesh_axis_has_no_name():
+    halves = Mesh(AUTO.devices.reshape(2, 4), ("half", "rest"))
+    assert spread_of(NamedSharding(halves, P("half")), (4,), AUTO) == ((),)
+
+
+def test_a_mesh_is_that_of_the_devices_in_their_order():
+    sharding = NamedSharding(AUTO, P("b"))
+    assert mesh_of(sharding, (4,), AUTO.shape_tuple) == Mesh(AUTO.devices, ("a", "b"))
+    assert mesh_of(sharding, (4,), ()).shape_tuple == (("device", 8),)
+
+
+def spread_over(mesh, x, spec):
+    if mesh is EXPLICIT:
+        return jax.sharding.reshard(x, spec)
+    return jax.lax.with_sharding_constraint(x, spec)
+
+
+def compiled(mesh, name, axis, spec):
+    """The quantization of a spread array, and its program's collectives."""
+    quantizer = QUANTIZERS[name]
+
+    def function(x):
+        found = quantize(spread_over(mesh, x, spec), quantizer, **how(quantizer, axis))
+        return found.arrays, found.tensor_scale, found.signs
+
+    with jax.set_mesh(mesh), KERNELS(Kernels(quantize=OPAQUE)):
+        program = jax.jit(function).lower(X).compile()
+    return program(X), set(re.findall(COLLECTIVE, program.as_text()))
+
+
+meshes = pytest.mark.parametrize("mesh", [AUTO, EXPLICIT], ids=["auto", "explicit"])
+
+
+def check(mesh, name, axis, spec):
+    quantizer = QUANTIZERS[name]
+    (arrays, tensor_scale, signs), sent = compiled(mesh, name, axis, spec)
+    expected = reference.quantize(X, quantizer, **how(quantizer, axis))
+    assert_equal(reference.Quantized(arrays, tensor_scale, signs), expected)
+    return sent
+
+
+@meshes
+@pytest.mark.parametrize(
+    "name, axis, spec, sent",
+    [
+        ("uniform-rht-sr", 1, P("a", "b", None), set()),
+        ("uniform-rht-sr", 2, P(None, "a", "b"), set()),
+        ("nvfp4-rht", 1, P(None, ("a", "b"), None), {"all-reduce"}),
+        ("ti2d-sr", 2, P("b", "a", None), set()),
+        ("uniform-drawn-signs", 2, P(None, None, ("a", "b")), set()),
+        ("nvfp4-sr-pad", 1, P(None, None, ("a", "b")), {"all-reduce"}),
+        ("mxfp4-floor-sr", 1, P("b", "a"), set()),
+    ],
+)
+def test_no_device_needs_more_than_its_part(mesh, name, axis, spec, sent):
+    assert check(mesh, name, axis, spec) == sent
+
+
+@pytest.mark.parametrize("name, axis", [("uniform-rht64", 2), ("ti2d-sr", 1)])
+def test_runs_that_devices_would_cut_come_together(name, axis):
+    assert check(AUTO, name, axis, P(None, None, ("a", "b"))) == {"all-gather"}
+
+
+def test_explicit_axes_that_cut_runs_are_one_sentence():
+    with pytest.raises(ValueError, match="axis 2 must be spread in whole runs of 64"):
+        compiled(EXPLICIT, "uniform-rht64", 2, P(None, None, ("a", "b")))
+
+
+@meshes
+@pytest.mark.parametrize("name", ["ufp4", "nvfp4"])
+@pytest.mark.parametrize(
+    "x_spec, w_spec", [(P("a"), P(None, "b")), (P("a", None, "b"), P("b", "a"))]
+)
+def test_products_send_what_they_do_without_kernels(mesh, name, x_spec, w_spec):
+    recipe, y_spec = getattr(recipes, name)(), P("a", None, "b")
+    keys = jax.random.split(jax.random.key(1), 3)
+    shapes = (8, 64, 128), (128, 256), (8, 64, 256)
+    args = [jax.random.normal(*each) for each in zip(keys, shapes, strict=True)]
+    x, w, dy = (
+        jax.device_put(a, NamedSharding(mesh, spec))
+        for a, spec in zip(args, (x_spec, w_spec, y_spec), strict=True)
+    )
+
+    def dot(x, w):
+        return fp4jax.dot_general(
+            x,
+            w,
+            (((2,), (0,)), ((), ())),
+            recipe=recipe,
+            key=jax.random.key(2),
+            out_sharding=y_spec if mesh is EXPLICIT else None,
+        )
+
+    def function(x, w, dy):
+        y, backward = jax.vjp(dot, x, w)
+        return spread_over(mesh, y, y_spec), backward(dy)
+
+    found, sent = [], []
+    for by in (None, OPAQUE):
+        with jax.set_mesh(mesh), KERNELS(Kernels(quantize=by)):
+            program = jax.jit(function).lower(x, w, dy).compile()
+        found.append(program(x, w, dy))
+        names = re.findall(COLLECTIVE, program.as_text())
+        sent.append([name for name in names if name != "all-reduce"])
+    jax.tree.map(np.testing.assert_array_equal, *found)
+    assert sorted(sent[0]) == sorted(sent[1])
