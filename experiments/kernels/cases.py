@@ -15,8 +15,8 @@ from flax import nnx
 from experiments.kernels import with_qwix
 from experiments.presets import ExperimentConfig
 from fp4jax import policies
-from fp4jax.models import Transformer
-from fp4jax.policies import Policy
+from fp4jax.models import ModelConfig, Transformer
+from fp4jax.policies import Policy, Rule
 from fp4jax.recipes import Recipe
 
 QWIX = "qwix"
@@ -69,8 +69,19 @@ def policy_of(name: str, config: ExperimentConfig) -> Policy:
         )
     policy = policies.PRESETS[base](config.model)
     if "fp8" in changes:
-        policy = policy.map(lambda r: dataclasses.replace(r, compute="fp8"))
+        policy = _in_fp8(policy, config.model)
     return policy.map(_packed) if "packed" in changes else policy
+
+
+def _in_fp8(policy: Policy, config: ModelConfig) -> Policy:
+    """Returns a policy whose GEMMs may run in FP8; those of groups cannot."""
+    experts = (
+        Rule(path, policy.recipe(path))
+        for path in config.layer_paths
+        if path.split("/")[2:-1] == ["moe"]
+    )
+    found = policy.map(lambda r: dataclasses.replace(r, compute="fp8"))
+    return dataclasses.replace(found, rules=(*experts, *found.rules))
 
 
 def _packed(recipe: Recipe) -> Recipe:

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -75,57 +75,89 @@ def lower(
         return Lowered(init.lower(), step.lower(state, batch), holds)
 
 
-def measure(lowered: Lowered, batches: Sequence[Batch]) -> dict[str, Any]:
+class Training:
+    """A run of steps, whose state it keeps.
+
+    Args:
+      init: returns the state before step 0.
+      step: takes a step.
+      batches: two or more, taken in turns.
+    """
+
+    def __init__(
+        self,
+        init: jax.stages.Compiled,
+        step: jax.stages.Compiled,
+        batches: Sequence[Batch],
+    ):
+        self.state: TrainState = init()
+        self.step, self._batches = step, batches
+
+    @property
+    def program(self) -> str:
+        """The compiled program, as text."""
+        return self.step.as_text() or ""
+
+    def seconds(self, steps: int) -> tuple[float, float]:
+        """Takes steps; returns the seconds of each, and the loss of the last."""
+        jax.block_until_ready(self.state)
+        metrics, start = {}, time.perf_counter()
+        for i in range(steps):
+            batch = self._batches[i % len(self._batches)]
+            self.state, metrics = self.step(self.state, batch)
+        jax.block_until_ready((self.state, metrics))
+        seconds = (time.perf_counter() - start) / steps
+        return seconds, float(metrics["loss"])
+
+    def rewind(self) -> None:
+        """Makes the next step one that takes new amaxes."""
+        step = self.state.step * 0
+        self.state = dataclasses.replace(self.state, step=step)
+
+
+def compiled(lowered: Lowered, batches: Sequence[Batch]) -> Training:
+    """Returns a run before its step 0."""
+    return Training(lowered.init.compile(), lowered.step.compile(), batches)
+
+
+def measure(
+    lowered: Lowered,
+    batches: Sequence[Batch],
+    *,
+    also: Callable[[Training], dict[str, Any]] = lambda training: {},
+) -> dict[str, Any]:
     """Returns what a step takes: time, memory, and how the training goes.
 
     Args:
       lowered: from `lower`; it is compiled here.
       batches: two or more, taken in turns.
+      also: measures more of the steps, once these have their times.
     """
     start = time.perf_counter()
-    init, step = lowered.init.compile(), lowered.step.compile()
+    training = compiled(lowered, batches)
     compile_seconds = time.perf_counter() - start
-    state = init()
-    state, metrics = step(state, batches[0])
-    nonzero = nonzero_gradients(state)
-    state, _, estimate = _timed(step, state, batches, 1)
+    _, first_loss = training.seconds(1)
+    nonzero = nonzero_gradients(training.state)
+    estimate, _ = training.seconds(1)
     steps = max(1, min(_MAX_STEPS, round(_BLOCK_SECONDS / estimate)))
-    blocks, first = [], float(metrics["loss"])
-    for _ in range(_BLOCKS):
-        state, metrics, seconds = _timed(step, state, batches, steps)
-        blocks.append(1e3 * seconds)
-    row = {"milliseconds": blocks, "steps": steps}
-    if lowered.holds:
-        row["sampled_milliseconds"] = []
-        for _ in range(_BLOCKS):
-            zero = jnp.zeros_like(state.step)
-            state = dataclasses.replace(state, step=zero)
-            state, metrics, seconds = _timed(step, state, batches, 1)
-            row["sampled_milliseconds"].append(1e3 * seconds)
-    return row | {
-        "first_loss": first,
-        "loss": float(metrics["loss"]),
-        "skipped": int(state.skipped),
+    blocks = [training.seconds(steps) for _ in range(_BLOCKS)]
+    row: dict[str, Any] = {
+        "milliseconds": [1e3 * seconds for seconds, _ in blocks],
+        "steps": steps,
+        "first_loss": first_loss,
+        "loss": blocks[-1][1],
+        "skipped": int(training.state.skipped),
         "nonzero_gradients": nonzero,
-        "program_bytes": footprint.peak_bytes(step),
+        "program_bytes": footprint.peak_bytes(training.step),
         "device_bytes": device_bytes(),
         "compile_seconds": compile_seconds,
     }
-
-
-def _timed(
-    step: jax.stages.Compiled,
-    state: TrainState,
-    batches: Sequence[Batch],
-    steps: int,
-) -> tuple[TrainState, Any, float]:
-    """Takes steps; returns the state, the last metrics and the seconds of a step."""
-    jax.block_until_ready(state)
-    metrics, start = None, time.perf_counter()
-    for i in range(steps):
-        state, metrics = step(state, batches[i % len(batches)])
-    jax.block_until_ready((state, metrics))
-    return state, metrics, (time.perf_counter() - start) / steps
+    if lowered.holds:
+        row["sampled_milliseconds"] = []
+        for _ in range(_BLOCKS):
+            training.rewind()
+            row["sampled_milliseconds"].append(1e3 * training.seconds(1)[0])
+    return row | also(training)
 
 
 def nonzero_gradients(state: TrainState) -> float:
@@ -140,9 +172,10 @@ def nonzero_gradients(state: TrainState) -> float:
 
 
 def device_bytes() -> int | None:
-    """Returns the most bytes that this process has had on its device, if known."""
-    stats = jax.local_devices()[0].memory_stats()
-    return None if stats is None else stats.get("peak_bytes_in_use")
+    """Returns the most bytes that this process has had on one device, if known."""
+    stats = [device.memory_stats() for device in jax.local_devices()]
+    peaks = [each["peak_bytes_in_use"] for each in stats if each]
+    return max(peaks, default=None)
 
 
 def batches(

@@ -38,6 +38,17 @@ def test_a_policy_takes_changes_of_its_recipes():
     assert (both.default.compute, both.default.residuals) == ("fp8", "packed")
 
 
+def test_experts_have_no_products_in_fp8():
+    shape = presets.resolve("moe_tiny", policy_names=["bf16"])
+    policy = cases.policy_of("ti2d+fp8", shape)
+    policy.check(shape.model.layer_paths)
+    compute = {
+        path: policy.recipe(f"blocks/1/{path}").compute
+        for path in ("moe/up", "moe/down", "moe/shared/up", "attention/value")
+    }
+    assert list(compute.values()) == ["bf16", "bf16", "fp8", "fp8"]
+
+
 @pytest.mark.parametrize("name", ["fp8", "ufp4+fast", "qwix+packed", ""])
 def test_an_unknown_case_is_named(name):
     with pytest.raises(ValueError, match=f"or not, got '{name}'".replace("+", r"\+")):

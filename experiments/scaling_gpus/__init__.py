@@ -1,0 +1,1 @@
+"""How training scales over the GPUs of one host."""

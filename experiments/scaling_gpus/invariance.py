@@ -1,0 +1,244 @@
+"""Whether results hold on every mesh of this host's GPUs.
+
+    python -m experiments.scaling_gpus.invariance [--out FILE]
+    python -m experiments.scaling_gpus.invariance --dry  # 8 virtual devices
+
+Codes and scales of one array must be equal on every mesh, random bits included. Losses
+of training may differ as sums in another order make them: at most three times as far as
+on one device with its batch in four parts, in the mean over 20 steps.
+"""
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tyro
+from jax.sharding import Mesh, NamedSharding
+from rich.table import Table
+
+from experiments import presets, record, terminal
+from experiments.kernels import cases, programs
+from experiments.kernels.in_turn import ProcessDied, in_turn
+from experiments.presets import ExperimentConfig
+from experiments.scaling_gpus import setting
+from experiments.scaling_gpus.tasks import meshes
+from fp4jax import recipes, sharding
+from fp4jax.kernels.quantize import Output, quantize
+from fp4jax.numerics import Site
+from fp4jax.train import JsonLines
+
+STEPS = 20
+PARTS = 4  # of a batch, whose gradients are summed in another order
+MOST = 3.0
+_ONE, _PARTS = "one device", f"one device, {PARTS} parts"
+
+# What covers both axes, squares, rotation, random bits, and an amax of all devices.
+QUANTIZERS = {
+    "ufp4 dy": (recipes.ufp4, Site.DGRAD_DY),
+    "nvfp4 w": (recipes.nvfp4, Site.FPROP_W),
+    "nvfp4 x, wgrad": (recipes.nvfp4, Site.WGRAD_X),
+    "ti2d dy": (recipes.ti2d, Site.DGRAD_DY),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Compares codes and losses between meshes."""
+
+    model: str = "dense_35m"
+    """as for experiments.pretrain."""
+    policies: tuple[str, ...] = ("bf16", "ufp4", "ti2d")
+    """likewise."""
+    rows: int = 16
+    """of a batch."""
+    sequence: int = 512
+    """tokens of a row."""
+    size: int = 4096
+    """rows and columns of the array that is quantized."""
+    jobs: int = 4
+    """processes that trace a run each, at a time."""
+    out: Path | None = None
+    """file to which rows are added as JSON lines, with versions, device and commit."""
+    dry: bool = False
+    """a small model, on virtual devices of the CPU."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """A short training.
+
+    Attributes:
+      policy: a case of experiments.kernels.step.
+      mesh: its devices; None for one.
+      config: model and batch.
+    """
+
+    policy: str
+    mesh: str | None
+    config: ExperimentConfig
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; the exit status is 1 if something does not hold."""
+    arguments = tyro.cli(
+        Arguments, prog="python -m experiments.scaling_gpus.invariance", args=argv
+    )
+    setting.prepare(dry=arguments.dry)
+    if arguments.dry:
+        arguments = dataclasses.replace(
+            arguments, model="tiny", policies=("ti2d",), rows=8, sequence=32, size=256
+        )
+    known = meshes(jax.device_count(), has_experts=False)
+    rows = []
+    try:
+        for row in (
+            *compare_codes(arguments, known),
+            *compare_losses(arguments, known),
+        ):
+            rows.append(row | record.setting())
+            if arguments.out is not None:
+                with JsonLines(arguments.out) as file:
+                    file.write(rows[-1])
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    terminal.console(120).print(table(rows))
+    return 0 if all(row["holds"] for row in rows) else 1
+
+
+def compare_codes(
+    arguments: Arguments, known: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """Yields for each quantizer and mesh whether codes and scales are the same."""
+    x = jax.random.normal(jax.random.key(0), (arguments.size,) * 2, jnp.bfloat16)
+    for name in QUANTIZERS:
+        expected = codes(name, x, None)
+        for mesh in known:
+            found = codes(name, x, sharding.make_mesh(**sharding.parse_mesh(mesh)))
+            differ = [int((a != b).sum()) for a, b in zip(found, expected, strict=True)]
+            yield {
+                "what": f"codes and scales, {name}",
+                "mesh": mesh,
+                "different": differ,
+                "holds": not any(differ),
+            }
+
+
+def codes(name: str, x: jax.Array, mesh: Mesh | None) -> list[np.ndarray]:
+    """Returns codes and scales of x, spread over a mesh or on one device."""
+    recipe, site = QUANTIZERS[name]
+    quantizer = recipe().sites[site]
+    assert quantizer is not None
+
+    def function(x: jax.Array) -> list[jax.Array]:
+        found = quantize(
+            x,
+            quantizer,
+            outputs=(Output.CODES, Output.SCALES),
+            axis=1,
+            other=0 if quantizer.is_square else None,
+            key=jax.random.key(1),
+            site=site,
+        )
+        return jax.tree.leaves(found.arrays)
+
+    layout = (
+        None if mesh is None else NamedSharding(mesh, sharding.spec("batch", "mlp"))
+    )
+    compiled = sharding.Compiled(jax.jit(function, in_shardings=layout), mesh)
+    return [np.asarray(array) for array in compiled(x)]
+
+
+def compare_losses(
+    arguments: Arguments, known: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """Yields for each policy and mesh how far losses are from those on one device."""
+    config = presets.resolve(
+        arguments.model,
+        policy_names=[presets.REFERENCE],
+        alone=True,
+        steps=STEPS,
+        assignments=[
+            f"data.batch_size={arguments.rows}",
+            f"data.sequence_length={arguments.sequence}",
+        ],
+    )
+    run = dataclasses.replace(config.run, microbatches=PARTS)
+    in_parts = dataclasses.replace(config, run=run)
+    for policy in arguments.policies:
+        cases.policy_of(policy, config)  # raises
+        runs = [
+            Run(policy=policy, mesh=None, config=config),
+            Run(policy=policy, mesh=None, config=in_parts),
+            *(Run(policy=policy, mesh=mesh, config=config) for mesh in known),
+        ]
+        names = (_ONE, _PARTS, *known)
+        results = in_turn(losses, runs, jobs=arguments.jobs)
+        found = dict(zip(names, results, strict=True))
+        for mesh in known:
+            yield {
+                "what": f"losses, {policy}",
+                "mesh": mesh,
+                **judged(found[_ONE], found[_PARTS], found[mesh]),
+            }
+
+
+def losses(run: Run) -> Callable[[], list[float]]:
+    """Traces a run; returns what trains it, and gives the loss of each step."""
+    mesh = None
+    if run.mesh is not None:
+        mesh = sharding.make_mesh(**sharding.parse_mesh(run.mesh))
+    case = cases.find(run.policy, run.config)
+    batches = programs.batches(run.config, mesh=mesh)
+    lowered = programs.lower(case, run.config, batches[0], mesh=mesh)
+
+    def train() -> list[float]:
+        training = programs.compiled(lowered, batches)
+        return [training.seconds(1)[1] for _ in range(STEPS)]
+
+    return train
+
+
+def judged(one: Any, parts: Any, mesh: Any) -> dict[str, Any]:
+    """Returns how far losses of a mesh are from those on one device.
+
+    Args:
+      one: losses on one device.
+      parts: those with another order of sums.
+      mesh: those on the mesh.
+    """
+    for found in (one, parts, mesh):
+        if isinstance(found, ProcessDied):
+            return {"error": str(found), "holds": False}
+    one, parts, mesh = map(np.asarray, (one, parts, mesh))
+    bound, distance = np.abs(parts - one), np.abs(mesh - one)
+    return {
+        "losses": mesh.tolist(),
+        "distance": float(distance.mean()),
+        "of_parts": float(bound.mean()),
+        "last_distance": float(distance[-1]),
+        "last_of_parts": float(bound[-1]),
+        "holds": bool(distance.mean() <= MOST * bound.mean()),
+    }
+
+
+def table(rows: Sequence[dict[str, Any]]) -> Table:
+    """Returns the rows as people read them."""
+    table = Table("what", "mesh", "different", "of another order", "holds")
+    for row in rows:
+        different = row.get("error", row.get("different"))
+        order = ""
+        if "distance" in row:
+            different, order = f"{row['distance']:.2e}", f"{row['of_parts']:.2e}"
+        holds = "yes" if row["holds"] else "NO"
+        table.add_row(row["what"], row["mesh"], str(different), order, holds)
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())
