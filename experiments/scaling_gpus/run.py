@@ -38,7 +38,6 @@ from fp4jax import models, sharding
 from fp4jax.kernels.choice import KERNELS
 from fp4jax.train import JsonLines
 from fp4jax.train.metrics import utilization
-from fp4jax.train.partition import check_mesh
 
 _TRACED_STEPS = 2
 
@@ -138,7 +137,6 @@ def prepare(task: Task) -> Callable[[], dict[str, Any]]:
         mesh = sharding.make_mesh(**sharding.parse_mesh(task.mesh))
         case = cases.find(task.case, config)
         batch = config.data.batch_size, config.data.sequence_length
-        check_mesh(jax.eval_shape(case.make_model), mesh, tokens=batch[0] * batch[1])
         batches = programs.batches(config, mesh=mesh)
         with KERNELS(choice(grouped=task.grouped)):
             lowered = programs.lower(case, config, batches[0], mesh=mesh)
