@@ -2,6 +2,7 @@
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from fp4jax.models.config import PARTS, ModelConfig
-from fp4jax.nnx import DotGeneral
+from fp4jax.nnx import DotGeneral, Gemm
 from fp4jax.numerics import Quantizer, Site
 from fp4jax.ops.dot_general import pack_x
 from fp4jax.ops.gather import Gather
@@ -106,13 +107,18 @@ def packed_once(x: jax.Array, *layers: Linear) -> PackedOperand | None:
     pack x for itself: their recipes quantize it differently, with noise, or by an amax
     that each holds.
     """
-    gemms = [layer.dot_general for layer in layers]
+    recipe = shared_recipe(*(layer.dot_general for layer in layers))
+    return None if recipe is None else pack_x(x, recipe=recipe)
+
+
+def shared_recipe(*gemms: Any) -> Recipe | None:
+    """Returns by which recipe one packed x serves all products, None where by none."""
     # A product that something else watches saves for itself.
-    recipes = [gemm.recipe for gemm in gemms if isinstance(gemm, DotGeneral)]
+    recipes = [gemm.recipe for gemm in gemms if isinstance(gemm, Gemm)]
     sharing = {_sharing(recipe) for recipe in recipes}
     if len(recipes) < len(gemms) or sharing & {None} or len(sharing) > 1:
         return None
-    return pack_x(x, recipe=recipes[0])
+    return recipes[0]
 
 
 def _sharing(recipe: Recipe) -> tuple[Site, Quantizer] | None:

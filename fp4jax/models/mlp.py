@@ -12,6 +12,16 @@ from fp4jax.recipes import Recipe
 _UP, _DOWN = ("embed", "mlp"), ("mlp", "embed")
 
 
+def swiglu(gate: jax.Array, up: jax.Array) -> jax.Array:
+    """Returns silu(gate) * up."""
+    return jax.nn.silu(gate) * up
+
+
+def squared_relu(up: jax.Array) -> jax.Array:
+    """Returns relu(up)^2."""
+    return jax.nn.relu(up) ** 2
+
+
 class SwiGLU(nnx.Module):
     """y = (silu(x W_gate) * x W_up) W_down."""
 
@@ -36,8 +46,7 @@ class SwiGLU(nnx.Module):
         """Maps each vector of x [b, t, d] by itself."""
         packed = packed_once(x, self.gate, self.up)
         gate, up = self.gate(x, packed=packed), self.up(x, packed=packed)
-        hidden = jax.nn.silu(gate) * up  # [b, t, f]
-        return self.down(hidden)
+        return self.down(swiglu(gate, up))  # [b, t, d]
 
 
 class SquaredReLU(nnx.Module):
@@ -62,7 +71,7 @@ class SquaredReLU(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps each vector of x [b, t, d] by itself."""
-        return self.down(jax.nn.relu(self.up(x)) ** 2)  # [b, t, d]
+        return self.down(squared_relu(self.up(x)))  # [b, t, d]
 
 
 MLPS = {"swiglu": SwiGLU, "relu2": SquaredReLU}

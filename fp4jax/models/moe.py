@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +18,16 @@ from jax.ad_checkpoint import checkpoint_name
 from fp4jax.models import expert_parallel
 from fp4jax.models.config import ModelConfig
 from fp4jax.models.dispatch import Dispatch
-from fp4jax.models.layers import ACTIVATION_DTYPE, LINEAR_OUTPUT, residual_std
-from fp4jax.models.mlp import MLPS
+from fp4jax.models.layers import (
+    ACTIVATION_DTYPE,
+    LINEAR_OUTPUT,
+    residual_std,
+    shared_recipe,
+)
+from fp4jax.models.mlp import MLPS, squared_relu, swiglu
 from fp4jax.models.router import Router, Routing
 from fp4jax.nnx import GroupedLinear, RaggedDot
+from fp4jax.ops.grouped_dot import pack_tokens
 from fp4jax.ops.tiles import tile_rows
 from fp4jax.recipes import Recipe
 
@@ -139,12 +145,13 @@ def _mixture(
     """Returns the weighted sums [b, t, d] of the experts of tokens x [b, t, d]."""
     dispatch = Dispatch.of(experts, count, rows=rows, is_spread=is_spread)
 
-    def linear(layer: GroupedLinear, x: jax.Array) -> jax.Array:
+    def linear(layer: GroupedLinear, x: jax.Array, **packed: Any) -> jax.Array:
         y = layer(
             x,
             dispatch.groups,
             positions=dispatch.positions,
             num_positions=dispatch.num_positions,
+            **packed,
         )
         # A device has room for the tokens of all that share experts with it, most of it
         # unused: more than is kept until the backward pass.
@@ -152,11 +159,15 @@ def _mixture(
 
     *gate, up, down = layers
     sent = dispatch.send(x, top_k=experts.shape[2])
-    hidden = linear(up, sent)
+    recipe = shared_recipe(*(layer.ragged_dot for layer in (*gate, up)))
+    shared = {}  # what gate and up save of the same tokens
+    if recipe is not None:
+        shared["packed"] = pack_tokens(sent, dispatch.groups, recipe=recipe)
+    hidden = linear(up, sent, **shared)
     if gate:
-        hidden = jax.nn.silu(linear(gate[0], sent)) * hidden
+        hidden = swiglu(linear(gate[0], sent, **shared), hidden)
     else:
-        hidden = jax.nn.relu(hidden) ** 2
+        hidden = squared_relu(hidden)
     return dispatch.combine(linear(down, hidden), weights).astype(x.dtype)
 
 

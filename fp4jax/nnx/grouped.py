@@ -13,7 +13,7 @@ from fp4jax.nnx.gemm import Gemm
 from fp4jax.numerics.groups import Groups
 from fp4jax.ops.grouped_dot import grouped_dot, pack_experts
 from fp4jax.ops.ragged_dot import ragged_dot
-from fp4jax.ops.residuals import PackedWeight
+from fp4jax.ops.residuals import PackedOperand, PackedWeight
 from fp4jax.recipes import Recipe
 
 _FAN_IN = nnx.initializers.variance_scaling(
@@ -55,6 +55,7 @@ class RaggedDot(Gemm):
         *,
         positions: jax.Array | None = None,
         num_positions: int = 0,
+        packed: PackedOperand | None = None,
         precision: Any = None,
         preferred_element_type: Any = None,
     ) -> jax.Array:
@@ -66,6 +67,7 @@ class RaggedDot(Gemm):
           groups: int32 [e] sizes of the groups of rows, or the groups of the tiles.
           positions: uint32 [m] or [t, a], as for `ragged_dot` and `grouped_dot`.
           num_positions: of tiles, those of one microbatch.
+          packed: of tiles, from `pack_tokens`.
           precision: as for `lax.dot_general`.
           preferred_element_type: the dtype of the result.
         """
@@ -81,7 +83,13 @@ class RaggedDot(Gemm):
         first = None if microbatch is None else microbatch * num_positions
         packed_w = self._known(w)
         return grouped_dot(
-            x, w, groups, first_position=first, packed_w=packed_w, **arguments
+            x,
+            w,
+            groups,
+            first_position=first,
+            packed=packed,
+            packed_w=packed_w,
+            **arguments,
         )
 
     def packed(self, w: jax.Array) -> PackedWeight:
@@ -143,19 +151,19 @@ class GroupedLinear(nnx.Module):
         return getattr(self.ragged_dot, "recipe", None)
 
     def __call__(
-        self, x: jax.Array, groups: jax.Array | Groups, **positions: Any
+        self, x: jax.Array, groups: jax.Array | Groups, **arguments: Any
     ) -> jax.Array:
         """Returns y [m, out] of x [m, in], or tiles of tiles.
 
         Args:
           x: rows sorted by group, or tiles of them.
           groups: int32 sizes of the groups, or where x is tiles their `Groups`.
-          **positions: `positions` and `num_positions`, for a `RaggedDot`.
+          **arguments: others of a `RaggedDot`, such as `positions`.
         """
         return self.ragged_dot(
             x,
             self.kernel[...],
             groups,
             preferred_element_type=self.preferred_element_type,
-            **positions,
+            **arguments,
         )

@@ -11,7 +11,7 @@ from fp4jax.numerics import Site
 from fp4jax.numerics.groups import Groups
 from fp4jax.ops.arguments import check_held, check_operands, check_recipe
 from fp4jax.ops.gather import Gather
-from fp4jax.ops.gemms import COMPUTE
+from fp4jax.ops.gemms import COMPUTE, NO_AMAXES
 from fp4jax.ops.grouped_gemms import GroupedGemms
 from fp4jax.ops.noise import Noise
 from fp4jax.ops.observer import observed
@@ -34,6 +34,7 @@ def grouped_dot(
     step: jax.Array | int | None = None,
     precision: Any = None,
     preferred_element_type: Any = None,
+    packed: PackedOperand | None = None,
     packed_w: PackedWeight | None = None,
 ) -> jax.Array:
     """Computes `fp4jax.ragged_dot` of rows that are laid out in tiles already.
@@ -56,6 +57,7 @@ def grouped_dot(
       step: likewise.
       precision: likewise.
       preferred_element_type: likewise.
+      packed: from `pack_tokens`: what the backward pass needs of x.
       packed_w: from `pack_experts` or `gather_experts`.
 
     Returns:
@@ -73,6 +75,7 @@ def grouped_dot(
     if key is None and recipe.draws(Site.FPROP_X, Site.FPROP_W):
         raise ValueError(NO_KEY.format("for the forward pass of"))
     check_held(recipe, held, step, caller=caller, groups=groups.count)
+    _check_packed(packed, recipe)
     _check_packed_w(packed_w, recipe)
     product = lambda x, w: lax.dot(
         x[0], w[0], preferred_element_type=preferred_element_type
@@ -94,7 +97,20 @@ def grouped_dot(
     noise = Noise(key, positions=positions)
     step = None if step is None else jnp.asarray(step, jnp.int32)
     with observed(gemms):
-        return fp4_dot(gemms, x, w, noise, held, step, None, packed_w, groups)
+        return fp4_dot(gemms, x, w, noise, held, step, packed, packed_w, groups)
+
+
+def pack_tokens(x: jax.Array, groups: Groups, *, recipe: Recipe) -> PackedOperand:
+    """Packs what the backward pass needs of tiles, once for all products of them.
+
+    Args:
+      x: [t, a, k], of `grouped_dot`.
+      groups: likewise.
+      recipe: of the calls; one of packed residuals that neither draws for x in them nor
+        holds its amax.
+    """
+    gemms = dataclasses.replace(GroupedGemms.of_one(x, recipe), groups=groups)
+    return gemms.pack(x, Noise(), NO_AMAXES)
 
 
 def pack_experts(
@@ -172,6 +188,16 @@ def part_of_experts(packed: PackedWeight, count: int) -> PackedWeight:
         dgrad=part(packed.dgrad),
         shape=(count, *packed.shape[1:]),
     )
+
+
+def _check_packed(packed: PackedOperand | None, recipe: Recipe) -> None:
+    site = recipe.packed_site if recipe.residuals == "packed" else None
+    expected = None if site is None else recipe.sites[site]
+    if packed is not None and packed.quantizer != expected:
+        raise ValueError(
+            "ragged_dot: packed must be made by the recipe of the call, got one of "
+            f"{packed.quantizer} instead of {expected}."
+        )
 
 
 def _check_packed_w(packed: PackedWeight | None, recipe: Recipe) -> None:

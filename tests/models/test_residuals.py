@@ -12,7 +12,7 @@ from flax import nnx
 
 import fp4jax.nnx
 from fp4jax import recipes
-from fp4jax.models import Transformer
+from fp4jax.models import MoEConfig, Transformer
 from fp4jax.models.layers import Linear
 from fp4jax.numerics import E4M3, E8M0, UE5M3, Scale
 from fp4jax.policies import Policy, Rule
@@ -78,6 +78,25 @@ def saved(policy, **changes):
         for leaf in jax.tree.leaves(residuals)
         if leaf.dtype == jnp.uint8 and leaf.shape[0] == CONFIG.num_layers
     )
+
+
+EXPERTS = {
+    "blocks": "E",
+    "moe": MoEConfig(num_experts=4, top_k=2, d_expert=48),
+}
+
+
+def test_experts_save_one_copy_of_their_tokens():
+    # Of x for query, key, value and for gate, up; for out; and for down.
+    assert saved(Policy(packed(UFP4)), **EXPERTS) == Counter({32: 2, 64: 1, 48: 1})
+
+
+@pytest.mark.parametrize("recipe", [UFP4, recipes.ti2d()], ids=["ufp4", "ti2d"])
+def test_experts_have_the_same_gradients_bit_for_bit(recipe):
+    ours, reference = (
+        loss_and_gradient(Policy(each), **EXPERTS) for each in (packed(recipe), recipe)
+    )
+    jax.tree.map(np.testing.assert_array_equal, ours, reference)
 
 
 @pytest.mark.parametrize("scan", [True, False], ids=["scanned", "unrolled"])
