@@ -71,7 +71,7 @@ class Dispatch:
         if is_spread:
             of, positions = _exchanged(of), _exchanged(positions)
         axes = (DATA, FSDP) if is_spread else ()
-        groups = Groups(of, here, axes)
+        groups = Groups.of_entries(of, here, axes)
         return cls(tiles, groups, positions, shards * num_rows, is_spread)
 
     def send(self, x: jax.Array, *, top_k: int) -> jax.Array:

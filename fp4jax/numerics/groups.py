@@ -19,11 +19,23 @@ class Groups:
         of its own.
       count: number of groups e.
       axes: mesh axes of the enclosing `jax.shard_map` over which groups are spread.
+      used: bool [e], which groups have entries, on any device along these axes; None:
+        not known.
     """
 
     of: jax.Array | None
     count: int = dataclasses.field(metadata={"static": True})
     axes: tuple[str, ...] = dataclasses.field(default=(), metadata={"static": True})
+    used: jax.Array | None = None
+
+    @classmethod
+    def of_entries(
+        cls, of: jax.Array, count: int, axes: tuple[str, ...] = ()
+    ) -> "Groups":
+        """Returns groups that know which of them have entries."""
+        used = jnp.zeros(count, jnp.int32).at[of].set(1, mode="drop")
+        used = lax.pmax(used, axes) if axes else used
+        return cls(of, count, axes, used > 0)
 
     def amax(self, x: jax.Array) -> jax.Array:
         """Returns max |x| of each group of x [t, ...], float32 [e].

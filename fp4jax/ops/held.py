@@ -25,7 +25,8 @@ def sample(
 
     due = (held = 0) or (step mod every = 0)
 
-    Off the step, the branch that reads `x` is not taken. Under `jax.vmap`, lanes that
+    Off the step, the branch that reads `x` is not taken. A group that is known to have
+    no entries, which have no amax, is never due. Under `jax.vmap`, lanes that
     share a held amax share its sample, the maximum over them all; lanes with a held
     amax each have one each.
 
@@ -42,6 +43,8 @@ def sample(
         due |= step % every == 0
     if groups is None:
         return _sample(x, held, due)
+    if groups.used is not None:
+        due &= groups.used
     held = _no_vmap(held, x)
     read = lambda: jnp.where(due, groups.amax(x), held)
     return lax.cond(jnp.any(due), read, lambda: held)

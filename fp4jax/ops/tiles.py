@@ -95,7 +95,7 @@ class Tiles:
     @property
     def groups(self) -> Groups:
         """The groups of the tiles."""
-        return Groups(self.of, self.count)
+        return Groups.of_entries(self.of, self.count)
 
     def lay_out(self, x: jax.Array) -> jax.Array:
         """Lays rows [m, ...] out in tiles [t, a, ...], zeros between them."""

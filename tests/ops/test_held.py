@@ -7,6 +7,8 @@ import pytest
 from flax.linen import fp8_ops
 
 from fp4jax import dot_general, recipes
+from fp4jax.numerics.groups import Groups
+from fp4jax.ops.held import sample
 
 DIMS = (((1,), (0,)), ((), ()))
 KEY = jax.random.key(0)
@@ -46,6 +48,29 @@ def amaxes(x=X, w=W, dy=1.0):
 )
 def test_state_is_sampled_when_due(held, step, expected):
     np.testing.assert_array_equal(new_state(X, W, held, step), expected)
+
+
+def test_an_idle_group_makes_no_other_be_read(monkeypatch):
+    """Its amax stays 0, not yet seen, which is no reason to read what others have."""
+    reads, amax = [], Groups.amax
+
+    def counted(self, x):
+        jax.debug.callback(lambda: reads.append(x.shape))
+        return amax(self, x)
+
+    monkeypatch.setattr(Groups, "amax", counted)
+    groups = Groups.of_entries(jnp.array([0, 2, 3]), 3)  # the last tile is of none
+    x = jnp.arange(1.0, 7).reshape(3, 2)
+    run = jax.jit(lambda held, step: sample(x, held, every=5, step=step, groups=groups))
+    for held, step, expected, times in (
+        ([9, 0, 8], 3, [9, 0, 8], 0),
+        ([9, 0, 8], 5, [2, 0, 4], 1),
+        ([9, 0, 0], 3, [9, 0, 4], 2),
+    ):
+        found = jax.block_until_ready(run(jnp.float32(held), jnp.int32(step)))
+        jax.effects_barrier()
+        np.testing.assert_array_equal(found, expected)
+        assert len(reads) == times
 
 
 def test_a_held_amax_decides_the_scales():
