@@ -23,7 +23,7 @@ BREADTH = (
     r"experiments/test_pretrain.*(share_the_compiled|finish_leaves)",
     r"experiments/test_(evaluate.*a_later_model|pretrain.*that_diverges)",
     r"experiments/test_resume.*(records_that|finished_run)",
-    r"experiments/scaling_gpus/.*(measured_on|losses_are_of)",
+    r"experiments/(scaling_gpus/.*(measured_on|losses_are_of)|.*multiplies_equal)",
     r"experiments/test_families.*policy_trains",
     r"experiments/test_processes.*onto_eight",
     r"kernels/test_partition.*(without_kernels|come_together)",
