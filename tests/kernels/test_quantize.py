@@ -7,7 +7,15 @@ import pytest
 
 from fp4jax import recipes
 from fp4jax.kernels import devices
-from fp4jax.kernels.quantize import Output, Quantized, api, quantize, reference
+from fp4jax.kernels.choice import KERNELS, Kernels
+from fp4jax.kernels.quantize import (
+    INTERPRETED,
+    Output,
+    Quantized,
+    api,
+    quantize,
+    reference,
+)
 from tests.kernels.cases import (
     QUANTIZERS,
     assert_equal,
@@ -63,6 +71,19 @@ def test_the_kernel_equals_the_reference(name, axis):
 @dtypes
 def test_every_kernel_equals_the_reference(name, axis, dtype):
     check(tensor((2, 64, 128), dtype), QUANTIZERS[name], axis)
+
+
+@mosaic
+@quantizers
+@axes
+def test_shapes_are_padded_to_what_the_kernel_takes(name, axis):
+    quantizer, x = QUANTIZERS[name], tensor((2, 40, 72), jnp.bfloat16)
+    how_ = how(quantizer, axis)
+    sizes = {"axis": axis, "other": how_["other"]}
+    assert INTERPRETED.why_not(x, quantizer, **sizes) is None
+    with KERNELS(Kernels(quantize=INTERPRETED)):
+        padded = quantize(x, quantizer, **how_)
+    assert_equal(padded, reference.quantize(x, quantizer, **how_))
 
 
 @mosaic

@@ -13,6 +13,8 @@ from fp4jax.kernels.quantize.outputs import Quantized
 from fp4jax.kernels.tensor_amax import tensor_amax
 from fp4jax.numerics import Quantizer, Site, blocks, hadamard
 
+_TILE_OF_SQUARES = 32, 128
+
 
 def whole_blocks(quantizer: Quantizer, axis: int, other: int | None) -> dict[int, int]:
     """Returns what blocked axes are padded to a multiple of, before anything else."""
@@ -49,7 +51,7 @@ class Backend(abc.ABC):
         axis: int,
         other: int | None,
     ) -> dict[int, int]:
-        """Returns what axes must be padded to a multiple of, of whole runs."""
+        """Returns what axes in whole blocks must be padded to a multiple of."""
 
     @abc.abstractmethod
     def quantize(self, x: jax.Array, quantizer: Quantizer, **how: Any) -> Quantized:
@@ -138,7 +140,7 @@ class Mosaic(Backend):
             return {}
         padded = last if axis < last else last - 1
         if quantizer.is_square:
-            return {padded: 32 if padded < last else devices.WARPGROUP}
+            return dict(zip((last - 1, last), _TILE_OF_SQUARES, strict=True))
         free = math.prod(shape[axis + 1 : -1] if axis < last else shape[:padded])
         if axis == last:
             free *= shape[axis] // quantizer.multiple

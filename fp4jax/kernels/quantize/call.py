@@ -36,7 +36,8 @@ def quantize(
 
     Arrays are padded to whole blocks along `other` as well.
     """
-    call = Call(backend, quantizer, tuple(outputs), axis, other, site)
+    length = None if other is None else x.shape[other]
+    call = Call(backend, quantizer, tuple(outputs), axis, other, site, length)
     x = blocks.pad_to_multiple(x, whole_blocks(quantizer, axis, other))
     scalars = Scalars(
         key=jax.random.key_data(key) if key is not None and quantizer.draws else None,

@@ -17,6 +17,7 @@ from fp4jax.kernels.partition import Spread
 from fp4jax.kernels.quantize.backends import Backend
 from fp4jax.kernels.quantize.outputs import Output
 from fp4jax.numerics import Quantizer, Site, blocks, exact
+from fp4jax.numerics.packing import fits_half_a_byte
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Call:
       axis: the contraction axis.
       other: the second axis of square blocks.
       site: which of the key's streams to draw from.
+      length: of the other axis, which is padded to whole blocks.
     """
 
     backend: Backend
@@ -38,6 +40,7 @@ class Call:
     axis: int
     other: int | None
     site: Site
+    length: int | None = None
 
     def of_more_rows(self) -> "Call":
         """Returns that of an array with one free axis more, its first."""
@@ -63,10 +66,10 @@ class Call:
 
     def elements(self, output: Output, axis: int) -> int:
         """Returns how many elements along an axis one of an output stands for."""
-        size, blocked = self.quantizer.block_size, (self.axis, self.other)
-        if output == Output.SCALES and axis in blocked:
-            return size
-        return 1
+        if output == Output.SCALES and axis in (self.axis, self.other):
+            return self.quantizer.block_size
+        is_packed = output == Output.CODES and axis == self.axis
+        return 2 if is_packed and fits_half_a_byte(self.quantizer.grid) else 1
 
 
 @jax.tree_util.register_dataclass
@@ -99,20 +102,14 @@ def quantize(
     Returns:
       The outputs; with them the amax of the whole, if it had to be read.
     """
-    shape, spread = x.shape, spread or ((),) * x.ndim
-    axes = {"axis": call.axis, "other": call.other}
-    x = blocks.pad_to_multiple(x, call.backend.multiples(shape, call.quantizer, **axes))
+    spread = spread or ((),) * x.ndim
     inputs = _Inputs.of(call, x, scalars, spread)
     if call.quantizer.is_stochastic:
-        first, strides = _place(call, shape, scalars, spread)
+        first, strides = _place(call, x.shape, scalars, spread)
         found = _quantize_at(call, x, inputs, first, strides)
     else:
         found = _quantize(call, x, inputs, None)
-    arrays = (
-        _cut(array, call, output, shape)
-        for array, output in zip(found, call.outputs, strict=True)
-    )
-    return (*arrays, inputs.amax) if call.reads_all(scalars) else tuple(arrays)
+    return (*found, inputs.amax) if call.reads_all(scalars) else tuple(found)
 
 
 class _Inputs(NamedTuple):
@@ -130,7 +127,7 @@ class _Inputs(NamedTuple):
             key = jax.random.wrap_key_data(key, impl="threefry2x32")
         if call.reads_all(scalars):
             how: dict[str, Any] = {"axis": call.axis, "key": key, "site": call.site}
-            amax = call.backend.amax(x, call.quantizer, **how)
+            amax = call.backend.amax(_padded(call, x), call.quantizer, **how)
             if names := tuple(name for axis in spread for name in axis):
                 amax = exact.float_of(lax.pmax(exact.bits_of(amax), names))
         return cls(key, amax)
@@ -142,9 +139,9 @@ def _quantize(
     inputs: _Inputs,
     start: tuple[jax.Array, jax.Array] | None,
 ) -> list[jax.Array]:
-    """Calls the backend."""
+    """Calls the backend with what it takes, and cuts off what that is more."""
     found = call.backend.quantize(
-        x,
+        _padded(call, x),
         call.quantizer,
         outputs=call.outputs,
         axis=call.axis,
@@ -153,7 +150,15 @@ def _quantize(
         site=call.site,
         **inputs._asdict(),
     )
-    return [found.arrays[output] for output in call.outputs]
+    return [
+        _cut(found.arrays[output], call, output, x.shape) for output in call.outputs
+    ]
+
+
+def _padded(call: Call, x: jax.Array) -> jax.Array:
+    axes = {"axis": call.axis, "other": call.other}
+    multiples = call.backend.multiples(x.shape, call.quantizer, **axes)
+    return blocks.pad_to_multiple(x, multiples)
 
 
 def _place(
@@ -173,6 +178,8 @@ def _place(
             sizes[i] *= math.prod(lax.axis_size(name) for name in names)
             offset = lax.axis_index(names).astype(jnp.uint32)
             offsets[i] = offset * jnp.uint32(shape[i])
+    if call.other is not None and call.length is not None:
+        sizes[call.other] = call.length
     free = [i for i in range(len(shape)) if i != call.axis]
     strides = {i: math.prod(sizes[j] for j in free if j > i) for i in free}
     row, column = jnp.uint32(0), offsets[call.axis]
@@ -190,7 +197,7 @@ def _quantize_at(
     first: tuple[jax.Array, jax.Array],
     strides: dict[int, int],
 ) -> list[jax.Array]:
-    """Quantizes a part whose rows may be apart in the whole: then piece by piece.
+    """Quantizes a part; where its rows, padded, are apart in the whole, by pieces.
 
     Args:
       call: the quantization.
@@ -200,22 +207,24 @@ def _quantize_at(
       strides: by free axis, how many rows of the whole its neighbors are apart.
     """
     apart, size = [], 1
+    shape = jax.eval_shape(lambda x: _padded(call, x), x).shape
     for i in sorted(strides, reverse=True):
         if x.shape[i] > 1 and (apart or strides[i] != size):
             apart.insert(0, i)
-        size *= x.shape[i]
+        size *= shape[i]
     if not apart:
         return _quantize(call, x, inputs, first)
     row, lengths = first[0], [x.shape[i] for i in apart]
     for j, i in enumerate(apart):
         index = lax.broadcasted_iota(jnp.uint32, lengths, j)
         row = row + index * jnp.uint32(strides[i] % 2**32)
-    of_each = call.of_fewer_rows(apart)
+    of_each, together = call.of_fewer_rows(apart), strides.keys() - set(apart)
+    inside = {i - sum(j < i for j in apart): strides[i] for i in together}
     x = jnp.moveaxis(x, apart, range(len(apart)))
     x = x.reshape(-1, *x.shape[len(apart) :])
 
     def piece(part: tuple[jax.Array, jax.Array]) -> list[jax.Array]:
-        return _quantize(of_each, part[0], inputs, (part[1], first[1]))
+        return _quantize_at(of_each, part[0], inputs, (part[1], first[1]), inside)
 
     return [
         jnp.moveaxis(a.reshape(*lengths, *a.shape[1:]), range(len(apart)), apart)
@@ -226,10 +235,6 @@ def _quantize_at(
 def _cut(
     array: jax.Array, call: Call, output: Output, shape: tuple[int, ...]
 ) -> jax.Array:
-    """Returns an output without what a backend padded along the free axes."""
-    return array[
-        tuple(
-            slice(None) if i == call.axis else slice(n // call.elements(output, i))
-            for i, n in enumerate(shape)
-        )
-    ]
+    """Returns an output without what a backend padded."""
+    sizes = (-(-n // call.elements(output, i)) for i, n in enumerate(shape))
+    return array[tuple(map(slice, sizes))]
