@@ -107,6 +107,18 @@ def test_explicit_axes_that_cut_runs_are_one_sentence():
         compiled(EXPLICIT, "uniform-rht64", 2, P(None, None, ("a", "b")))
 
 
+def test_what_a_part_leaves_automatic_is_left_to_the_compiler():
+    quantizer = QUANTIZERS["uniform-rht-sr"]
+
+    def function(x):
+        return quantize(x, quantizer, **how(quantizer, 2)).arrays
+
+    with jax.set_mesh(AUTO), KERNELS(Kernels(quantize=OPAQUE)):
+        rows = {"in_specs": P("a"), "out_specs": P("a"), "axis_names": {"a"}}
+        program = jax.make_jaxpr(jax.shard_map(function, **rows))(X)
+    assert "custom_partitioning" not in str(program)
+
+
 @meshes
 @pytest.mark.parametrize("name", ["ufp4", "nvfp4"])
 @pytest.mark.parametrize(

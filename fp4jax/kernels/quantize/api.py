@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 import jax
 
 from fp4jax.kernels.choice import chosen
-from fp4jax.kernels.quantize import call, reference
+from fp4jax.kernels.quantize import call, partition, reference
 from fp4jax.kernels.quantize.backends import MOSAIC, Backend
 from fp4jax.kernels.quantize.outputs import Output, Quantized
 from fp4jax.kernels.quantize.written import Written
@@ -119,9 +119,11 @@ def _backend(
 ) -> Backend | None:
     """Returns who quantizes, None if XLA does, which divides its work by itself."""
     backend = MOSAIC if implementation else chosen().quantize or MOSAIC
-    why = backend.why_not(x, quantizer, axis=axis, other=other)
+    if not backend.is_opaque:
+        return None
+    why = partition.why_not(x) or backend.why_not(x, quantizer, axis=axis, other=other)
     if why is None:
-        return backend if backend.is_opaque else None
+        return backend
     if implementation is not None:
         raise NotImplementedError(
             f"quantize: implementation={implementation!r} cannot do this: {why}. Use "

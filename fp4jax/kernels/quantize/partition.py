@@ -23,6 +23,14 @@ from fp4jax.kernels.quantize import part
 from fp4jax.kernels.quantize.part import Call, Scalars
 
 
+def why_not(x: jax.Array) -> str | None:
+    """Returns why the work on an array cannot be divided, or None."""
+    mesh = jax.typeof(x).sharding.mesh
+    if {AxisType.Manual, AxisType.Auto} <= set(mesh.axis_types):
+        return f"no rule divides what jax.shard_map leaves automatic of {mesh.shape}"
+    return None
+
+
 def quantize(call: Call, x: jax.Array, scalars: Scalars) -> tuple[Any, ...]:
     """Quantizes an array as `part.quantize` does, on the devices where it lies."""
     kinds = set(jax.typeof(x).sharding.mesh.axis_types)
