@@ -24,6 +24,7 @@ from experiments.presets import ExperimentConfig
 from fp4jax import models, sharding
 
 GIB = 2**30
+_MOST = 2**11  # devices of a CPU; XLA takes those beyond for other processes'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def make_devices(count: int) -> None:
-    """Makes virtual devices of the CPU, before there are any."""
+    """Makes virtual devices of the CPU, before there are any.
+
+    Raises:
+      ValueError: more than its compiler takes for those of one process.
+    """
+    if count > _MOST:
+        raise ValueError(
+            f"--mesh: must have at most {_MOST} devices, got {count}. Plan fewer along "
+            "data, each with as many rows of a batch: it holds the same."
+        )
     # The program does not run: nothing is gained by optimizing its instructions.
     level = "--xla_backend_optimization_level=0"
     os.environ["XLA_FLAGS"] = f"{level} {os.environ.get('XLA_FLAGS', '')}"

@@ -140,6 +140,7 @@ def _use_of_experts(balances: Balances) -> Metrics:
     if loads is None:
         return {}
     most, mean = jnp.max(loads, -1), jnp.mean(loads.astype(jnp.float32), -1)
+    mean = jnp.where(mean > 0, mean, 1)  # 0 of a batch of padding
     return {"aux_loss": moe.aux_loss(balances), "load_max": jnp.max(most / mean)}
 
 

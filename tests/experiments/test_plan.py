@@ -99,6 +99,7 @@ def test_time_is_what_is_done_over_what_the_device_can(measured):
         (["--policy=fp3"], "--policies: must be one of"),
         (["--mesh=rows=2"], "mesh must read AXIS=N"),
         (["--batch=0"], "batch_size"),
+        (["--mesh=data=4096"], "--mesh: must have at most 2048 devices, got 4096"),
     ],
 )
 def test_a_bad_argument_is_one_sentence(argv, message, capsys):

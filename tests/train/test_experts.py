@@ -84,6 +84,15 @@ def test_a_skipped_step_moves_nothing(step):
     np.testing.assert_array_equal(bias(state), 0)
 
 
+def test_a_batch_of_padding_loads_no_expert(step):
+    batch = make_batch()
+    for name in ("segment_ids", "loss_mask"):
+        batch[name] = np.zeros_like(batch[name])
+    state, metrics = step(start()[1], batch)
+    assert (metrics["load_max"], metrics["aux_loss"], metrics["skipped"]) == (0, 0, 0)
+    np.testing.assert_array_equal(bias(state), 0)
+
+
 @pytest.mark.parametrize("name", policies.PRESETS)
 def test_every_policy_trains_experts(name):
     graph, state = start(policies.PRESETS[name])
