@@ -4,7 +4,6 @@ import math
 from typing import Any
 
 import jax
-import numpy as np
 
 from fp4jax.kernels.devices import WARPGROUP
 from fp4jax.numerics import Site, hadamard
@@ -36,8 +35,7 @@ def tensor_amax(
     if rotation.draws:
         signs = hadamard.sign_vector(rotation, key, site.signs_stream)
     else:
-        with jax.ensure_compile_time_eval():
-            signs = np.asarray(hadamard.sign_vector(rotation, None, 0)).tolist()
+        signs = hadamard.fixed_signs(rotation)
     if axis == x.ndim - 1:
         matrix, along, runs = x.reshape(-1, x.shape[axis]), 1, x.size // rotation.size
     else:

@@ -102,6 +102,16 @@ def sign_vector(hadamard: Hadamard, key: jax.Array | None, stream: int) -> jax.A
     return jnp.where(bits < 2**15, jnp.float32(1), jnp.float32(-1))
 
 
+def fixed_signs(hadamard: Hadamard) -> list[float]:
+    """Returns the signs of a transform that draws none as numbers.
+
+    Also inside of `jax.shard_map`, where arrays that a program computes are parts.
+    """
+    nowhere = jax.sharding.AbstractMesh((), ())
+    with jax.ensure_compile_time_eval(), jax.sharding.use_abstract_mesh(nowhere):
+        return np.asarray(sign_vector(hadamard, None, 0)).tolist()
+
+
 def rotate(x: jax.Array, signs: jax.Array, axis: int) -> jax.Array:
     """Returns x H' along an axis whose size is a multiple of n.
 

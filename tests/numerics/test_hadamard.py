@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 from fp4jax.numerics import (
     NVFP4_SIGNS,
@@ -103,3 +105,19 @@ def test_empty(dtype, shape):
     eps = jnp.ones(16, jnp.float32)
     assert rotate(jnp.zeros(shape, dtype), eps, 1).shape == shape
     assert rotate_back(jnp.zeros(shape), eps, 1).shape == shape
+
+
+def test_fixed_signs_are_numbers_also_where_arrays_are_parts():
+    rotation = Hadamard(16)
+    expected = np.asarray(hadamard.sign_vector(rotation, None, 0)).tolist()
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+    found = []
+
+    def part(x):
+        found.append(hadamard.fixed_signs(rotation))
+        return x
+
+    with jax.set_mesh(mesh):
+        mapped = jax.shard_map(part, in_specs=P("x"), out_specs=P("x"))
+        jax.jit(jax.checkpoint(mapped))(jnp.ones(8))
+    assert found[0] == expected and set(expected) == {-1.0, 1.0}

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fp4jax.kernels import planes
 from fp4jax.kernels.amax.mosaic import amax as amax_of
@@ -172,8 +171,7 @@ def _signs(quantizer: Quantizer, key: jax.Array | None, site: Site):
     assert rotation is not None
     if rotation.draws:
         return hadamard.sign_vector(rotation, key, site.signs_stream)
-    with jax.ensure_compile_time_eval():
-        return np.asarray(hadamard.sign_vector(rotation, None, 0)).tolist()
+    return hadamard.fixed_signs(rotation)
 
 
 def _amax(view: _View, signs: Any, width: int, interpret: Any) -> jax.Array:
