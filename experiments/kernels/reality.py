@@ -18,6 +18,7 @@ from rich.table import Table
 
 from experiments import plan, presets, terminal
 from experiments.devices import DEVICES
+from experiments.presets import ExperimentConfig
 from fp4jax import policies, sharding
 from fp4jax.train import JsonLines
 
@@ -67,17 +68,7 @@ def compare(row: Mapping[str, Any], mesh: Mesh) -> dict[str, Any]:
             f"reality: case must be one of {', '.join(policies.PRESETS)}, got "
             f"{row['case']!r}, of which there is no plan."
         )
-    rows, length = row["batch"]
-    config = presets.resolve(
-        row["model"],
-        policy_names=[row["case"]],
-        alone=True,
-        assignments=[
-            f"data.batch_size={rows}",
-            f"data.sequence_length={length}",
-            *row["set"],
-        ],
-    )
+    config = _config(row)
     footprint, seconds = plan.forecast(config, mesh=mesh, device=_device(row))
     planned = 1e3 * seconds.bounds[0]
     measured = min(row["milliseconds"])
@@ -94,6 +85,21 @@ def compare(row: Mapping[str, Any], mesh: Mesh) -> dict[str, Any]:
         "milliseconds_ratio": planned / measured,
         "parts": vars(seconds),
     }
+
+
+def _config(row: Mapping[str, Any]) -> ExperimentConfig:
+    """Returns the experiment whose steps a row is of."""
+    rows, length = row["batch"]
+    return presets.resolve(
+        row["model"],
+        policy_names=[row["case"]],
+        alone=True,
+        assignments=[
+            f"data.batch_size={rows}",
+            f"data.sequence_length={length}",
+            *row["set"],
+        ],
+    )
 
 
 def _device(row: Mapping[str, Any]) -> str:

@@ -49,8 +49,19 @@ RULE = {
 
 
 def about() -> dict[str, Any]:
-    """Returns the version of qwix and the rule it gets, for a row of results."""
-    return {"qwix": metadata.version("qwix"), "rule": RULE}
+    """Returns the version of qwix and the rule it gets, for a row of results.
+
+    Raises:
+      ModuleNotFoundError: qwix is not installed.
+    """
+    try:
+        version = metadata.version("qwix")
+    except metadata.PackageNotFoundError as error:
+        raise ModuleNotFoundError(
+            "--names: qwix must be installed to be measured, and it is not. Run `pip "
+            "install qwix==0.1.8`, or leave it out."
+        ) from error
+    return {"qwix": version, "rule": RULE}
 
 
 def transformer(config: ModelConfig, *, loss_scale: float) -> Transformer:
@@ -59,17 +70,9 @@ def transformer(config: ModelConfig, *, loss_scale: float) -> Transformer:
     Args:
       config: the shape.
       loss_scale: factor of all its gradients.
-
-    Raises:
-      ModuleNotFoundError: qwix is not installed.
     """
-    try:
-        import qwix
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "with_qwix: qwix must be installed to be measured, it is not. Run "
-            "`pip install qwix==0.1.8`, or leave it out of --names."
-        ) from error
+    import qwix
+
     policy = policies.nvfp4(config)
     model = _Scaled(config, policy, loss_scale=loss_scale, rngs=nnx.Rngs(0))
     paths = []

@@ -77,6 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for row in run(arguments):
             rows.append(row)
+            what = " ".join(row[key] for key in ("model", "case", "mesh", "scaling"))
+            print(f"{what}: {row.get('error', row.get('milliseconds'))}")
             if arguments.out is not None:
                 with JsonLines(arguments.out) as file:
                     file.write(row)

@@ -2,6 +2,7 @@
 
 import json
 import types
+from importlib import metadata
 
 import jax
 import jax.numpy as jnp
@@ -120,6 +121,15 @@ def test_gradients_are_counted_where_they_are_not_zero():
     adam = optax.ScaleByAdamState(count=jnp.int32(1), mu=moments, nu=moments)
     state = types.SimpleNamespace(opt_state=(adam, optax.EmptyState()))
     assert programs.nonzero_gradients(state) == 0.25
+
+
+def test_a_library_that_is_not_there_is_one_sentence(capsys, monkeypatch):
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    assert step.main(["--tiny", "--names", "qwix"]) == 2
+    assert "qwix must be installed" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
