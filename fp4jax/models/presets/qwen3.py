@@ -1,5 +1,8 @@
 """Qwen3 mixtures of experts: no shared expert, softmax scores, an auxiliary loss.
 
+In the sizes for studies it weighs ten times what is published: in some hundred steps of
+a high learning rate, that lets most tokens choose one expert.
+
 References: Yang et al., Qwen3, 2025.
 """
 
@@ -10,6 +13,7 @@ from fp4jax.models.config import ModelConfig, MoEConfig
 _qwen3 = functools.partial(
     ModelConfig, blocks="E", qk_norm=True, rope_theta=1e6, tie_embeddings=False
 )
+_experts = functools.partial(MoEConfig, aux_weight=0.01)
 
 QWEN3 = {
     "qwen3_tiny": _qwen3(
@@ -20,7 +24,7 @@ QWEN3 = {
         num_kv_heads=1,
         head_dim=64,
         d_ff=384,
-        moe=MoEConfig(num_experts=8, top_k=2, d_expert=96),
+        moe=_experts(num_experts=8, top_k=2, d_expert=96),
     ),
     "qwen3_47m": _qwen3(
         vocab_size=8192,
@@ -30,7 +34,7 @@ QWEN3 = {
         num_kv_heads=2,
         head_dim=64,
         d_ff=1024,
-        moe=MoEConfig(num_experts=32, top_k=4, d_expert=128),
+        moe=_experts(num_experts=32, top_k=4, d_expert=128),
     ),
     "qwen3_300m": _qwen3(
         vocab_size=32_768,
@@ -40,7 +44,7 @@ QWEN3 = {
         num_kv_heads=2,
         head_dim=128,
         d_ff=2048,
-        moe=MoEConfig(num_experts=32, top_k=4, d_expert=256),
+        moe=_experts(num_experts=32, top_k=4, d_expert=256),
     ),
     "qwen3_700m": _qwen3(
         vocab_size=32_768,
@@ -50,7 +54,7 @@ QWEN3 = {
         num_kv_heads=2,
         head_dim=128,
         d_ff=3072,
-        moe=MoEConfig(num_experts=64, top_k=8, d_expert=256),
+        moe=_experts(num_experts=64, top_k=8, d_expert=256),
     ),
     "qwen3_30b_a3b": _qwen3(
         vocab_size=151_936,
