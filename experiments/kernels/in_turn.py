@@ -10,18 +10,22 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 class ProcessDied(Exception):
-    """A process ended before it had a result."""
+    """A process ended, or was ended, before it had a result."""
 
 
 def in_turn(
-    prepare: Callable[[T], Callable[[], R]], tasks: Sequence[T], *, jobs: int
+    prepare: Callable[[T], Callable[[], R]],
+    tasks: Sequence[T],
+    *,
+    jobs: int,
+    limit: float | None = None,
 ) -> Iterator[R | ProcessDied]:
     """Yields the result of each task, in their order.
 
@@ -30,6 +34,8 @@ def in_turn(
         several jobs.
       tasks: its arguments.
       jobs: processes that there are at a time; 1: this one does everything.
+      limit: seconds that a process may take once the others wait for it, or it is
+        killed; None: as long as it takes.
 
     Raises:
       ValueError: `jobs` is not positive.
@@ -45,7 +51,7 @@ def in_turn(
         while waiting or running:
             while waiting and len(running) < jobs:
                 running.append(_start(prepare, waiting.popleft()))
-            yield _finish(*running[0])
+            yield _finish(*running[0], limit)
             running.popleft()
     finally:
         for process, _ in running:
@@ -71,10 +77,16 @@ def _work(
     connection.send(finish())
 
 
-def _finish(process: SpawnProcess, connection: Connection) -> R | ProcessDied:
+def _finish(
+    process: SpawnProcess, connection: Connection, limit: float | None
+) -> Any | ProcessDied:
     """Returns the result of a process, which then is no more."""
     try:
         connection.send(None)
+        if not connection.poll(limit):
+            process.kill()
+            process.join()
+            return ProcessDied(f"it took longer than {limit:g} seconds")
         result = connection.recv()
     except (EOFError, OSError):
         process.join()

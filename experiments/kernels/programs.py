@@ -23,7 +23,7 @@ from fp4jax.train.partition import spread
 
 _BLOCK_SECONDS = 1.5  # of steps that are timed together
 _BLOCKS = 2
-_MAX_STEPS = 20
+_MIN_STEPS, _MAX_STEPS = 2, 20
 
 
 class Lowered(NamedTuple):
@@ -139,7 +139,7 @@ def measure(
     _, first_loss = training.seconds(1)
     nonzero = nonzero_gradients(training.state)
     estimate, _ = training.seconds(1)
-    steps = max(1, min(_MAX_STEPS, round(_BLOCK_SECONDS / estimate)))
+    steps = max(_MIN_STEPS, min(_MAX_STEPS, round(_BLOCK_SECONDS / estimate)))
     blocks = [training.seconds(steps) for _ in range(_BLOCKS)]
     row: dict[str, Any] = {
         "milliseconds": [1e3 * seconds for seconds, _ in blocks],

@@ -57,6 +57,8 @@ class Arguments:
     """processes that trace a case each, at a time; 1: this one does everything."""
     set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """sets a field of the configuration, such as model.remat=none."""
+    limit: float = 300.0
+    """seconds in which a process, when its turn has come, must be done, or is ended."""
     out: Path | None = None
     """file to which rows are added as JSON lines, with versions, device and commit."""
     tiny: bool = False
@@ -103,7 +105,9 @@ def run(arguments: Arguments) -> Iterator[dict[str, Any]]:
     base = None
     tasks = [(arguments, name) for name in arguments.names]
     for name, found in zip(
-        arguments.names, in_turn(prepare, tasks, jobs=arguments.jobs), strict=True
+        arguments.names,
+        in_turn(prepare, tasks, jobs=arguments.jobs, limit=arguments.limit),
+        strict=True,
     ):
         row = {"model": arguments.model, "case": name, **_sizes(arguments, config)}
         row |= {"error": str(found)} if isinstance(found, ProcessDied) else found

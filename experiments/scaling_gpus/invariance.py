@@ -62,6 +62,8 @@ class Arguments:
     """rows and columns of the array that is quantized."""
     jobs: int = 4
     """processes that trace a run each, at a time."""
+    limit: float = 300.0
+    """seconds in which a process, when its turn has come, must be done, or is ended."""
     out: Path | None = None
     """file to which rows are added as JSON lines, with versions, device and commit."""
     dry: bool = False
@@ -178,7 +180,7 @@ def compare_losses(
             *(Run(policy=policy, mesh=mesh, config=config) for mesh in known),
         ]
         names = (_ONE, _PARTS, *known)
-        results = in_turn(losses, runs, jobs=arguments.jobs)
+        results = in_turn(losses, runs, jobs=arguments.jobs, limit=arguments.limit)
         found = dict(zip(names, results, strict=True))
         for mesh in known:
             yield {

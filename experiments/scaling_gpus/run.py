@@ -58,6 +58,8 @@ class Arguments:
     """what multiplies groups of rows."""
     jobs: int = 4
     """processes that trace a measurement each, at a time."""
+    limit: float = 300.0
+    """seconds in which a process, when its turn has come, must be done, or is ended."""
     out: Path | None = None
     """file to which rows are added as JSON lines, with versions, device and commit."""
     dry: bool = False
@@ -108,7 +110,7 @@ def run(arguments: Arguments) -> Iterator[dict[str, Any]]:
         )
     )
     rows = []
-    results = in_turn(prepare, found, jobs=arguments.jobs)
+    results = in_turn(prepare, found, jobs=arguments.jobs, limit=arguments.limit)
     for task, result in zip(found, results, strict=True):
         row = dataclasses.asdict(task)
         row |= {"error": str(result)} if isinstance(result, ProcessDied) else result

@@ -55,6 +55,16 @@ def test_a_process_that_dies_leaves_the_others_their_turn():
     assert isinstance(second, ProcessDied) and "status 3" in str(second)
 
 
+def sleeps(task):
+    return lambda: time.sleep(task) or task
+
+
+def test_a_process_that_takes_too_long_is_ended():
+    first, second = in_turn(sleeps, [60, 0], jobs=2, limit=2)
+    assert isinstance(first, ProcessDied) and "longer than 2 seconds" in str(first)
+    assert second == 0
+
+
 def test_there_must_be_a_job():
     with pytest.raises(ValueError, match="jobs must be positive, got jobs=0"):
         next(in_turn(squared, [], jobs=0))
