@@ -56,7 +56,7 @@ BREADTH = (
     r"ops/test_einsum.*explicit_dot_general\[.*(ufp4|nvfp4)",
     r"ops/test_einsum.*(batch_labels|several_contr|summed_and|vmapped)",
     r"ops/test_held.*differentiates",
-    r"ops/test_kernels.*(divide\[(?!nvfp4)|by_inter.*(u|nv)fp4|remat|groups|once)",
+    r"ops/test_kernels.*(divide\[(?!nvfp4)|by_inter.*(u|nv)fp4|remat|groups|once|lowers)",
     r"ops/test_microbatch.*x_that_draws",
     r"ops/test_microbatch.*(eden-free|eden-contr|\[rotated)",
     r"ops/test_(gather.*device\[ufp4|packed_weight.*it_again)",

@@ -7,9 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import fp4jax
 from fp4jax import recipes
+from fp4jax.kernels import devices
 from fp4jax.kernels.choice import KERNELS, Kernels
 from fp4jax.kernels.quantize import INTERPRETED
 from tests.kernels.cases import OPAQUE, mosaic
@@ -129,3 +132,20 @@ def test_a_program_names_every_quantization():
     with KERNELS(Kernels(quantize=OPAQUE)):
         jaxpr = function.trace(X, W).jaxpr
     assert count(jaxpr, "fp4_quantize") == 2 * plain  # one inside of the other
+
+
+@mosaic
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+@pytest.mark.parametrize("name", ["ufp4", "nvfp4", "ti2d"])
+def test_lowers_for_gpus_of_a_mesh(name, kind, monkeypatch):
+    monkeypatch.setattr(devices, "without_mosaic", lambda: None)
+    recipe = dataclasses.replace(getattr(recipes, name)(), **PACKED)
+    mesh = jax.make_mesh((8,), ("a",), (kind,))
+    rows = NamedSharding(mesh, P("a"))
+    x = jax.ShapeDtypeStruct((1024, 128), jnp.bfloat16, sharding=rows)
+    w = jax.ShapeDtypeStruct((128, 256), jnp.float32, sharding=NamedSharding(mesh, P()))
+    with jax.set_mesh(mesh):
+        traced = jax.jit(jax.grad(lambda w, x: dot(recipe, x, w).sum())).trace(w, x)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    found = "mosaic_gpu" if kind == AxisType.Explicit else "CustomSPMDPartitioning"
+    assert found in text
