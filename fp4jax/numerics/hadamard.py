@@ -7,6 +7,7 @@ is applied to consecutive runs of n.
 """
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -102,14 +103,16 @@ def sign_vector(hadamard: Hadamard, key: jax.Array | None, stream: int) -> jax.A
     return jnp.where(bits < 2**15, jnp.float32(1), jnp.float32(-1))
 
 
-def fixed_signs(hadamard: Hadamard) -> list[float]:
+@functools.cache
+def fixed_signs(hadamard: Hadamard) -> tuple[float, ...]:
     """Returns the signs of a transform that draws none as numbers.
 
-    Also inside of `jax.shard_map`, where arrays that a program computes are parts.
+    Also inside of `jax.shard_map`, where arrays that a program computes are parts. Once
+    known they are not computed again, as when a compiler asks for a device's part.
     """
     nowhere = jax.sharding.AbstractMesh((), ())
     with jax.ensure_compile_time_eval(), jax.sharding.use_abstract_mesh(nowhere):
-        return np.asarray(sign_vector(hadamard, None, 0)).tolist()
+        return tuple(np.asarray(sign_vector(hadamard, None, 0)).tolist())
 
 
 def rotate(x: jax.Array, signs: jax.Array, axis: int) -> jax.Array:

@@ -108,8 +108,8 @@ def test_empty(dtype, shape):
 
 
 def test_fixed_signs_are_numbers_also_where_arrays_are_parts():
-    rotation = Hadamard(16)
-    expected = np.asarray(hadamard.sign_vector(rotation, None, 0)).tolist()
+    rotation = Hadamard(16, FixedSigns(71))  # which nothing has asked for
+    expected = tuple(np.asarray(hadamard.sign_vector(rotation, None, 0)).tolist())
     mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
     found = []
 
