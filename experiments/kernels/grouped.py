@@ -8,8 +8,9 @@ equal groups, which knows their sizes when it is compiled.
 """
 
 import functools
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,8 @@ from rich.table import Table
 import fp4jax
 from experiments import record, terminal
 from experiments.kernels.chosen import Grouped, choice
-from experiments.kernels.timing import seconds
+from experiments.kernels.in_turn import ProcessDied, in_turn
+from experiments.kernels.timing import of_compiled
 from fp4jax import recipes
 from fp4jax.kernels.choice import KERNELS
 from fp4jax.recipes import Recipe
@@ -36,6 +38,7 @@ class Case(NamedTuple):
     grouped: Grouped = "default"
 
 
+Shape = tuple[int, int, int, int]
 YARDSTICK = "einsum"
 CASES = {
     "lax.ragged_dot": Case(None),
@@ -89,40 +92,78 @@ def group_sizes(e: int, m: int, seed: int) -> jax.Array:
     return jnp.asarray(np.pad(sizes, (0, e - len(sizes))), jnp.int32)
 
 
-def measure(shape: tuple[int, int, int, int], names: tuple[str, ...]) -> list[Any]:
-    """Returns the rows of a shape, that of the yardstick first."""
-    e, m, k, n = shape
-    inputs = [operands(*shape, seed=seed) for seed in (0, 1)]
-    rows: list[dict[str, Any]] = []
-    for name in (YARDSTICK, *names):
-        row: dict[str, Any] = {"shape": list(shape), "case": name}
+def prepare(task: tuple[Shape, str]) -> Callable[[], dict[str, Any]]:
+    """Traces a case of a shape; returns what compiles and measures it."""
+    shape, name = task
+    try:
+        lowered = lower(shape, name)
+    except Exception as error:  # of a kernel that this device lacks, any
+        failed = _failed(error)
+        return lambda: failed
+
+    def measure() -> dict[str, Any]:
+        inputs = [operands(*shape, seed=seed) for seed in (0, 1)]
         try:
-            row["milliseconds"] = [1e3 * t for t in _times(name, inputs)]
-        except Exception as error:  # of a kernel that this device lacks, any
-            row["error"] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-        else:
+            times = of_compiled(lowered.compile(), inputs, count=2)
+        except Exception as error:  # likewise
+            return _failed(error)
+        return {"milliseconds": [1e3 * t for t in times], **record.setting()}
+
+    return measure
+
+
+def lower(shape: Shape, name: str) -> jax.stages.Lowered:
+    """Returns the program of a case."""
+    function, kernels = gradients(einsum), choice()
+    if name != YARDSTICK:
+        case = CASES[name]
+        function = gradients(functools.partial(ragged, case))
+        kernels = choice(grouped=case.grouped)
+    with KERNELS(kernels):
+        return jax.jit(function).lower(jax.eval_shape(lambda: operands(*shape, seed=0)))
+
+
+def _failed(error: Exception) -> dict[str, Any]:
+    text = str(error).partition("\n")[0]
+    return {"error": f"{type(error).__name__}: {text}", **record.setting()}
+
+
+def rows(
+    shape: Shape,
+    names: Sequence[str],
+    *,
+    jobs: int = 1,
+    limit: float | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Yields the rows of a shape, that of the yardstick first.
+
+    Args:
+      shape: groups, rows, and features on both sides.
+      names: of the cases.
+      jobs: as of `in_turn`.
+      limit: likewise.
+    """
+    _, m, k, n = shape
+    names, base = (YARDSTICK, *names), None
+    tasks = [(shape, name) for name in names]
+    results = in_turn(prepare, tasks, jobs=jobs, limit=limit)
+    for name, found in zip(names, results, strict=True):
+        row: dict[str, Any] = {"shape": list(shape), "case": name}
+        row |= {"error": str(found)} if isinstance(found, ProcessDied) else found
+        if "milliseconds" in row:
             best = min(row["milliseconds"])
+            base = base or best
             row["teraflops"] = 6 * m * k * n / best / 1e9
-            if "milliseconds" in (first := rows[0] if rows else row):
-                row["rate_over_einsum"] = min(first["milliseconds"]) / best
-        rows.append(row)
-    return rows
-
-
-def _times(name: str, inputs: list[tuple[jax.Array, ...]]) -> list[float]:
-    """Returns the seconds of a case, measured twice."""
-    if name == YARDSTICK:
-        return [seconds(gradients(einsum), inputs) for _ in range(2)]
-    case = CASES[name]
-    function = gradients(functools.partial(ragged, case))
-    with KERNELS(choice(grouped=case.grouped)):
-        return [seconds(function, inputs) for _ in range(2)]
+            row["rate_over_einsum"] = base / best
+        yield row
 
 
 def main(
     shape: str = "64x32768x2048x1024",
     *,
     names: tuple[str, ...] = tuple(CASES),
+    jobs: int = 1,
+    limit: float = 120.0,
     out: Path | None = None,
 ) -> int:
     """Times grouped products.
@@ -130,14 +171,19 @@ def main(
     Args:
       shape: e x m x k x n.
       names: of the cases.
+      jobs: processes of one case each, at a time; 1: this one does everything.
+      limit: seconds in which a process, when its turn has come, must be done.
       out: file to which rows are added as JSON lines, with versions, device and commit.
     """
     e, m, k, n = map(int, shape.split("x"))
+    if jobs > 1:  # each takes memory as it needs it
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     table = Table("case", "ms", "again", "TFLOP/s", "rate over einsum")
-    for row in measure((e, m, k, n), names):
+    for row in rows((e, m, k, n), names, jobs=jobs, limit=limit):
+        print(f"{row['case']}: {row.get('error', row.get('milliseconds'))}")
         if out is not None:
             with JsonLines(out) as file:
-                file.write(row | record.setting())
+                file.write(row)
         if "error" in row:
             table.add_row(row["case"], row["error"])
             continue

@@ -20,7 +20,7 @@ from rich.table import Table
 
 import fp4jax
 from experiments import record
-from experiments.kernels.timing import seconds
+from experiments.kernels.timing import measurements
 from fp4jax import recipes
 from fp4jax.numerics import E8M0, Scale
 from fp4jax.recipes import Recipe
@@ -90,7 +90,7 @@ def main(
         base = None
         for name in names:
             function = gemms(RECIPES[name]())
-            times = [seconds(function, inputs) for _ in range(2)]
+            times = measurements(function, inputs, count=2)
             base = base or min(times)
             row: dict[str, Any] = {
                 "shape": [m, k, n],

@@ -13,15 +13,32 @@ _BLOCK_SECONDS = 0.02
 
 
 def seconds(function: Callable, inputs: Sequence[Any]) -> float:
-    """Returns the time of a call: of several blocks of calls, the fastest's mean.
+    """Returns the time of a call: of several blocks of calls, the fastest's mean."""
+    return measurements(function, inputs, count=1)[0]
 
-    Calls are not waited for within a block, so that nothing of the host is measured.
+
+def measurements(
+    function: Callable, inputs: Sequence[Any], *, count: int
+) -> list[float]:
+    """Returns `seconds` of a function that is compiled once, measured several times.
 
     Args:
       function: of one tree of arrays; it is compiled here.
       inputs: taken in turns: together more than a cache holds.
+      count: of measurements.
     """
-    compiled = jax.jit(function).lower(inputs[0]).compile()
+    return of_compiled(
+        jax.jit(function).lower(inputs[0]).compile(), inputs, count=count
+    )
+
+
+def of_compiled(
+    compiled: jax.stages.Compiled, inputs: Sequence[Any], *, count: int
+) -> list[float]:
+    """Returns `measurements` of a compiled function.
+
+    Calls are not waited for within a block, so that nothing of the host is measured.
+    """
     for x in inputs:
         jax.block_until_ready(compiled(x))
     start = time.perf_counter()
@@ -35,7 +52,7 @@ def seconds(function: Callable, inputs: Sequence[Any]) -> float:
         jax.block_until_ready(result)
         return (time.perf_counter() - start) / calls
 
-    return min(block() for _ in range(_BLOCKS))
+    return [min(block() for _ in range(_BLOCKS)) for _ in range(count)]
 
 
 def copy_seconds(num_bytes: int) -> float:
