@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fp4jax.numerics import Site
+from fp4jax.ops import encoded
 from fp4jax.ops.arguments import (
     check_held,
     check_none,
@@ -161,6 +162,8 @@ def dot_general(
     _check_packed(gemms, packed, rhs if weight == "lhs" else lhs, noise)
     step = None if step is None else jnp.asarray(step, jnp.int32)
     _check_packed_w(gemms, packed_w, rhs, noise, held, step)
+    if packed is None and packed_w is None:
+        gemms = encoded.where_it_can(gemms)
     with observed(gemms):
         return fp4_dot(gemms, lhs, rhs, noise, held, step, packed, packed_w)
 

@@ -21,7 +21,7 @@ from fp4jax.numerics.blockwise import Blocks
 from fp4jax.numerics.packing import fits_half_a_byte
 from fp4jax.ops.operands import Operand
 
-_LOWEST = -126  # below the exponent of every scale
+LOWEST = -126  # below the exponent of every scale
 _STEP = E4M3.emin - E4M3.mantissa_bits  # exponent of the smallest element
 
 
@@ -49,7 +49,7 @@ def takes(quantizer: Quantizer | None) -> bool:
 
 def window(grid: formats.Format) -> int:
     """Returns the binades that block scales may span: 14 on E2M1, 15 on UNIFORM."""
-    return _shift(grid) + grid.emin - grid.mantissa_bits - _STEP
+    return shift(grid) + grid.emin - grid.mantissa_bits - _STEP
 
 
 def scaled(operand: Operand, quantizer: Quantizer) -> Scaled:
@@ -60,18 +60,18 @@ def scaled(operand: Operand, quantizer: Quantizer) -> Scaled:
     exponent = (exact.bits_of(split.scale) >> 23) - 127
     is_zero = jnp.all(split.values == 0, axis=tiling.inside, keepdims=True)
     highest = jnp.max(
-        jnp.where(is_zero, _LOWEST, exponent),
+        jnp.where(is_zero, LOWEST, exponent),
         axis=axis,
         keepdims=True,
-        initial=_LOWEST,
+        initial=LOWEST,
     )
     below = highest - exponent
     fits = jnp.all(is_zero | (below <= window(grid))) & jnp.all(
         jnp.isfinite(split.scale)
     )
-    power = exact.pow2(_shift(grid) - jnp.clip(below, 0, 2 * window(grid)))
+    power = exact.pow2(shift(grid) - jnp.clip(below, 0, 2 * window(grid)))
     array = tiling.join((split.values * power).astype(jnp.float8_e4m3fn))
-    exponent = _joined(highest, split) - _shift(grid)
+    exponent = _joined(highest, split) - shift(grid)
     shape = tuple(1 if i == operand.axis else n for i, n in enumerate(operand.shape))
     return Scaled(array.reshape(operand.shape), exponent.reshape(shape), fits)
 
@@ -114,11 +114,7 @@ def matmul(
         )
 
     def in_fp8() -> jax.Array:
-        y = lax.platform_dependent(
-            *arrays,
-            cpu=lambda *x: multiply(*(x.astype(jnp.float32) for x in x)),
-            default=multiply,
-        )
+        y = _on_tensor_cores(multiply, *arrays)
         of_a, of_b = (
             jnp.squeeze(x.exponent, operand.axis)
             for x, operand in zip(pair, (a, b), strict=True)
@@ -130,7 +126,48 @@ def matmul(
     return lax.cond(pair[0].fits & pair[1].fits, in_fp8, otherwise)
 
 
-def _shift(grid: formats.Format) -> int:
+def contract(
+    a: Scaled, b: Scaled, *, dtype: Any, otherwise: Callable[[], jax.Array]
+) -> jax.Array:
+    """Returns a b^T of matrices [m, k] and [n, k].
+
+    Sums are rounded to the result's type before they are multiplied by a power of two,
+    which changes nothing but what that type has no exponent for.
+
+    Args:
+      a: of exponents [m, 1].
+      b: of exponents [n, 1].
+      dtype: of the result.
+      otherwise: returns the same where an operand does not fit.
+    """
+
+    def multiply(a8: jax.Array, b8: jax.Array) -> jax.Array:
+        return lax.dot_general(
+            a8,
+            b8,
+            (((1,), (1,)), ((), ())),
+            precision=lax.Precision.HIGHEST,
+            preferred_element_type=dtype,
+        )
+
+    def in_fp8() -> jax.Array:
+        y = _on_tensor_cores(multiply, a.array, b.array)
+        exponent = a.exponent + jnp.transpose(b.exponent)
+        return _times_pow2(y.astype(jnp.float32), exponent).astype(dtype)
+
+    return lax.cond(a.fits & b.fits, in_fp8, otherwise)
+
+
+def _on_tensor_cores(multiply: Callable[..., jax.Array], *arrays: jax.Array):
+    """A CPU has none: it multiplies float32."""
+    return lax.platform_dependent(
+        *arrays,
+        cpu=lambda *x: multiply(*(x.astype(jnp.float32) for x in x)),
+        default=multiply,
+    )
+
+
+def shift(grid: formats.Format) -> int:
     """Returns the exponent to which the largest scale is brought, so that codes fit."""
     return math.floor(math.log2(E4M3.max / grid.max))
 

@@ -78,6 +78,16 @@ class Gemms:
         aval = jax.typeof(operand)
         return cls(recipe, 0, "rhs", None, operand.dtype, None, aval, aval)
 
+    def prepared(self, lhs: Any, rhs: Any, noise: Noise) -> tuple[Any, Any]:
+        """Returns lhs and rhs as the forward pass takes them."""
+        del noise
+        return lhs, rhs
+
+    def saved(self, operands: tuple[Any, Any], prepared: tuple[Any, Any]):
+        """Returns what the backward pass takes of the operands, or of the prepared."""
+        del prepared
+        return operands
+
     def forward(
         self, lhs: Input, rhs: Input, noise: Noise, amaxes: Amaxes
     ) -> jax.Array:

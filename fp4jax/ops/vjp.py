@@ -30,7 +30,8 @@ def fp4_dot(
     del step, packed  # a pass that is not differentiated samples nothing, saves nothing
     gemms = _with_groups(gemms, groups)
     amaxes = _amaxes(gemms, lhs, rhs, held, None, packed_w)
-    return gemms.forward(lhs, _fprop_w(rhs, packed_w), noise, amaxes)
+    lhs, rhs = gemms.prepared(lhs, _fprop_w(rhs, packed_w), noise)
+    return gemms.forward(lhs, rhs, noise, amaxes)
 
 
 def _fp4_dot_fwd(gemms: Gemms, lhs, rhs, noise, held, step, packed, packed_w, groups):
@@ -39,13 +40,15 @@ def _fp4_dot_fwd(gemms: Gemms, lhs, rhs, noise, held, step, packed, packed_w, gr
         raise ValueError(NO_KEY.format("to differentiate"))
     lhs, rhs = _first_order_only(lhs), _first_order_only(rhs)
     amaxes = _amaxes(gemms, lhs, rhs, held, step, packed_w)
-    y = gemms.forward(lhs, _fprop_w(rhs, packed_w), noise, amaxes)
+    prepared = gemms.prepared(lhs, _fprop_w(rhs, packed_w), noise)
+    y = gemms.forward(*prepared, noise, amaxes)
     x, w = (lhs, rhs) if gemms.x_position == "lhs" else (rhs, lhs)
     if gemms.recipe.residuals == "packed":
         x = gemms.pack(x, noise, amaxes) if packed is None else packed
     if packed_w is not None:
         w = _dgrad_w(gemms, w, packed_w)
-    lhs, rhs = (x, w) if gemms.x_position == "lhs" else (w, x)
+    operands = (x, w) if gemms.x_position == "lhs" else (w, x)
+    lhs, rhs = gemms.saved(operands, prepared)
     return y, (lhs, rhs, noise, held, step, amaxes, groups)
 
 

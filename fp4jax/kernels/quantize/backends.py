@@ -150,7 +150,7 @@ class Mosaic(Backend):
         """Calls the kernel."""
         from fp4jax.kernels.quantize import mosaic
 
-        return mosaic.quantize(x, quantizer, **how, interpret=self._interpret())
+        return mosaic.quantize(x, quantizer, **how, interpret=self.interpret)
 
     def amax(self, x, quantizer, *, axis, key, site) -> jax.Array:
         """Calls the kernel of rotated arrays; XLA reads others as fast."""
@@ -158,10 +158,12 @@ class Mosaic(Backend):
         if rotation is None:
             return blocks.amax(x)
         return tensor_amax(
-            x, rotation, axis=axis, key=key, site=site, interpret=self._interpret()
+            x, rotation, axis=axis, key=key, site=site, interpret=self.interpret
         )
 
-    def _interpret(self) -> Any:
+    @property
+    def interpret(self) -> Any:
+        """As `plgpu.kernel` takes it."""
         if not self.interpreted:
             return None
         from jax.experimental.pallas import mosaic_gpu
