@@ -18,6 +18,9 @@ class Device:
       link: to the others of its node, bytes/s in one direction.
       network: to those of other nodes, likewise.
       node: devices that `link` connects.
+      quantize: copies by XLA that take as long as the quantization of an operand: by
+        our kernels where they run.
+      rotate: likewise, rotated first.
     """
 
     kind: str
@@ -26,6 +29,8 @@ class Device:
     link: float
     network: float
     node: int = 8
+    quantize: float = 1.0
+    rotate: float = 1.0
 
     @property
     def flops(self) -> float:
@@ -43,7 +48,15 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
             Device(kind="H100", memory=80, bandwidth=3.35e12, link=450e9, network=50e9),
             Device(kind="H200", memory=141, bandwidth=4.8e12, link=450e9, network=50e9),
             Device(kind="B200", memory=180, bandwidth=8e12, link=900e9, network=50e9),
-            Device(kind="MI350", memory=288, bandwidth=8e12, link=537e9, network=50e9),
+            Device(
+                kind="MI350",
+                memory=288,
+                bandwidth=8e12,
+                link=537e9,
+                network=50e9,
+                quantize=2.0,
+                rotate=3.4,
+            ),
         )
     }
 )

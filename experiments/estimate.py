@@ -22,12 +22,12 @@ from fp4jax import models, sharding
 from fp4jax.models import Transformer
 from fp4jax.models.config import PARTS
 from fp4jax.nnx import layers
+from fp4jax.numerics import Fresh, Quantizer
 
 # Parts of the peak that are reached.
 GEMMS, ATTENTION, MEMORY, LINKS = 0.75, 0.3, 0.65, 0.8
 
-# Copies of an operand that take as long as XLA takes to quantize it.
-QUANTIZE, ROTATE = 2.0, 3.4
+_AMAX = 0.5  # copies that take as long as an operand is read for a tensor scale
 _BETWEEN = 6  # times that activations are read or written, forward and backward
 _LOGITS = 5  # likewise, in float32
 
@@ -83,7 +83,7 @@ def estimate(
     # What is not saved is computed once more.
     again = {"none": (0.0, 0.0), "dots": (0.0, 1 / 3), "full": (1 / 3, 1 / 3)}
     of_gemms, of_attention = again[shape.remat]
-    work = _work(model, mesh, tokens=tokens)
+    work = _work(model, mesh, device, tokens=tokens)
     # Devices along an axis that does not divide a layer all compute it.
     of_layers = 6 * work.products
     elsewhere = total - attention - 6 * work.products_of_all
@@ -118,7 +118,7 @@ class _Work(NamedTuple):
     outputs: float
 
 
-def _work(model: Transformer, mesh: Mesh, *, tokens: int) -> _Work:
+def _work(model: Transformer, mesh: Mesh, device: Device, *, tokens: int) -> _Work:
     """Returns the work of a device, with as many tokens to each expert."""
     rows = tokens / sharding.num_shards("batch", mesh)
     products = products_of_all = quantized = outputs = 0.0
@@ -143,9 +143,16 @@ def _work(model: Transformer, mesh: Mesh, *, tokens: int) -> _Work:
             continue
         for site, quantizer in layer.gemm.recipe.sites.items():
             if quantizer is not None:
-                passes = QUANTIZE if quantizer.rotation is None else ROTATE
-                quantized += passes * repeats * sizes[site.operand]
+                copies = _copies(quantizer, device)
+                quantized += copies * repeats * sizes[site.operand]
     return _Work(products, products_of_all, quantized, outputs)
+
+
+def _copies(quantizer: Quantizer, device: Device) -> float:
+    """Returns how many copies of an operand take as long as its quantization."""
+    copies = device.quantize if quantizer.rotation is None else device.rotate
+    # A held amax is read off the operand in few steps.
+    return copies + _AMAX if isinstance(quantizer.tensor_scale, Fresh) else copies
 
 
 def _seconds(collective: Collective, mesh: Mesh, device: Device) -> float:

@@ -3,11 +3,14 @@
 import math
 
 import pytest
+from flax import nnx
 
 from experiments import estimate, footprint, plan, presets
 from experiments.collectives import Collective
 from experiments.devices import DEVICES
-from fp4jax import models, sharding
+from fp4jax import models, recipes, sharding
+from fp4jax.models import Transformer
+from fp4jax.policies import Policy
 
 SIZES = {
     "num_layers": 2,
@@ -89,6 +92,29 @@ def test_time_is_what_is_done_over_what_the_device_can(measured):
     best, worst = found.bounds
     assert best == max(found.compute, found.communication)
     assert worst == pytest.approx(found.compute + found.communication)
+
+
+def test_quantizers_take_as_long_as_copies_of_their_operands():
+    def seconds(policy, device):
+        shape = CONFIG.model
+        model = nnx.eval_shape(
+            lambda: Transformer(shape, Policy(policy()), rngs=nnx.Rngs(0))
+        )
+        return estimate.estimate(
+            model,
+            CONFIG,
+            mesh=sharding.make_mesh(),
+            device=DEVICES[device],
+            state_bytes=0,
+            collectives=(),
+        ).quantizers
+
+    weights = 4 * 64 * 64 + 3 * 64 * 128
+    operands = 2 * (TOKENS * (2 * 8 * 64 + 2 * 3 * (64 + 128)) + 2 * weights)
+    plain = 4 * operands / (0.65 * 4.8e12)
+    assert seconds(recipes.ufp4, "H200") == pytest.approx(plain)
+    assert seconds(recipes.nvfp4, "H200") == pytest.approx(1.5 * plain)  # and its amax
+    assert seconds(recipes.ufp4, "MI350") > 2 * seconds(recipes.ufp4, "H200")
 
 
 @pytest.mark.parametrize(
