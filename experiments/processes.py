@@ -7,6 +7,7 @@ import threading
 import jax
 
 _TRY_AGAIN = 75  # the exit status by which a scheduler knows that it may help
+_ADDRESS = "JAX_COORDINATOR_ADDRESS"
 _NUMBERS = ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 # Beyond our own limit: where JAX's is over it aborts the process with a stack trace.
 _GRACE = 3600
@@ -24,12 +25,16 @@ def initialize(*, timeout: int) -> None:
         an error and status 75.
 
     Raises:
-      ValueError: the environment does not say enough; a timeout below 1.
+      ValueError: the environment does not say enough, or an address without a port; a
+        timeout below 1.
     """
     if timeout < 1:
         raise ValueError(
             f"--wait: must be a positive number of seconds, got {timeout}."
         )
+    address = os.environ.get(_ADDRESS)
+    if address is not None and not address.rpartition(":")[2].isdecimal():
+        raise ValueError(f"--distributed: {_ADDRESS} must be host:port, got {address}.")
     count, number = (os.environ.get(name) for name in _NUMBERS)
     limit = threading.Timer(timeout, _give_up, (timeout, count, number))
     limit.start()
@@ -55,7 +60,7 @@ def _give_up(timeout: int, count: str | None, number: str | None) -> None:
         f"error: --distributed: all {count or ''} processes must come within "
         f"{timeout} s, but process {number or os.environ.get('SLURM_PROCID', '?')} "
         "waits for another one. See whether each was started and can reach "
-        f"{os.environ.get('JAX_COORDINATOR_ADDRESS', 'the first')}.",
+        f"{os.environ.get(_ADDRESS, 'the first')}.",
         file=sys.stderr,
         flush=True,
     )

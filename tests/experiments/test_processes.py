@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from experiments import processes
+
 BF16 = "--policies=bf16"
 EIGHT = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
 
@@ -71,3 +73,9 @@ def test_a_process_that_waits_in_vain_says_so(command, finish, tmp_path):
         "error: --distributed: all 2 processes must come within 2 s"
     )
     assert error.count("\n") == 1 and not (tmp_path / "run").exists()
+
+
+def test_an_address_without_a_port_is_one_sentence(monkeypatch):
+    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "node-0")
+    with pytest.raises(ValueError, match="ADDRESS must be host:port, got node-0"):
+        processes.initialize(timeout=1)

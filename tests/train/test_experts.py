@@ -1,6 +1,7 @@
 """Training a mixture of experts: what balances it, in parts of a batch as in one."""
 
 import dataclasses
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,7 @@ import pytest
 from flax import nnx
 
 from fp4jax import policies, sharding
-from fp4jax.models import MoEConfig, Transformer
+from fp4jax.models import PRESETS, MoEConfig, Transformer
 from fp4jax.train import (
     OptimConfig,
     check_mesh,
@@ -22,14 +23,15 @@ from fp4jax.train.guards import make_diagnosis
 from tests.cases import SMALL
 from tests.train.test_step import make_batch
 
+README = Path(__file__).parents[2] / "README.md"
 MOE = MoEConfig(num_experts=4, top_k=2, d_expert=16, aux_weight=0.01, bias_rate=0.125)
 CONFIG = dataclasses.replace(SMALL, blocks="TE", moe=MOE)
 OPTIMIZER = make_optimizer(OptimConfig(lr=0.01, warmup=0.5), steps=4)
 
 
-def start(policy=policies.bf16, config=CONFIG):
+def start(policy=policies.bf16, config=CONFIG, optimizer=OPTIMIZER):
     model = Transformer(config, policy(config), rngs=nnx.Rngs(0))
-    return make_state(model, OPTIMIZER.transform)
+    return make_state(model, optimizer.transform)
 
 
 def bias(state):
@@ -112,6 +114,23 @@ def test_scan_and_remat_change_no_loss():
         _, metrics = make_train_step(graph, OPTIMIZER)(state, make_batch())
         losses.add((float(metrics["loss"]), float(metrics["grad_norm"])))
     assert len(losses) == 1
+
+
+@pytest.mark.parametrize("name", ["moe_tiny", "qwen3_tiny"])
+def test_small_mixtures_keep_their_experts_in_use(name):
+    optimizer = make_optimizer(OptimConfig(), steps=200)
+    graph, state = start(config=PRESETS[name], optimizer=optimizer)
+    step, loads = make_train_step(graph, optimizer), []
+    text = np.frombuffer(README.read_bytes(), np.uint8).astype(np.int32)
+    starts = np.random.default_rng(0).integers(0, len(text) - 65, (80, 8, 1))
+    ones = np.ones((8, 64), np.int32)
+    batch = {"segment_ids": ones, "loss_mask": ones, "positions": ones.cumsum(1) - 1}
+    for rows in text[starts + np.arange(65)]:
+        tokens = {"inputs": rows[:, :-1], "targets": rows[:, 1:]}
+        state, metrics = step(state, batch | tokens)
+        loads.append(float(metrics["load_max"]))
+    # All tokens to one expert is 4; a tenth of the balance leaves it above 3.9.
+    assert max(loads) > 3 and max(loads[-20:]) < 3
 
 
 SPREAD = dataclasses.replace(CONFIG, d_model=128, d_ff=64)
