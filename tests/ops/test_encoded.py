@@ -1,5 +1,6 @@
 """GEMMs of operands that kernels encode for FP8 are those of bfloat16."""
 
+import contextlib
 import dataclasses
 import functools
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import fp4jax
-from fp4jax import recipes
+from fp4jax import recipes, sharding
 from fp4jax.kernels.choice import KERNELS, Kernels
 from fp4jax.kernels.quantize import INTERPRETED
 from fp4jax.kernels.quantize.backends import MOSAIC
@@ -35,7 +36,8 @@ def operands(binades):
 
 def by_kernels(function, *args):
     """Calls a function whose kernels are interpreted, where no device runs them."""
-    with KERNELS(Kernels(quantize=INTERPRETED if interpreter() else MOSAIC)):
+    backend = INTERPRETED if interpreter() else MOSAIC
+    with jax.set_mesh(sharding.make_mesh()), KERNELS(Kernels(quantize=backend)):
         return jax.jit(function)(*args)
 
 
@@ -110,6 +112,16 @@ def test_others_are_quantized_as_ever(change, monkeypatch):
     monkeypatch.setattr(encoded, "encode", None)
     recipe = dataclasses.replace(IN_FP8, **change)
     by_kernels(functools.partial(products, recipe=recipe), *operands(2))
+
+
+@mosaic
+@pytest.mark.parametrize("devices", [None, 2])
+def test_what_may_be_spread_is_quantized_as_ever(devices, monkeypatch):
+    monkeypatch.setattr(encoded, "encode", None)
+    mesh = devices and jax.make_mesh((devices,), ("data",))
+    with KERNELS(Kernels(quantize=INTERPRETED)):
+        with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
+            jax.eval_shape(products, *operands(2))
 
 
 @mosaic

@@ -13,14 +13,16 @@ from fp4jax.numerics import Quantizer
 
 
 def supports(x: Any, quantizer: Quantizer) -> bool:
-    """Returns whether kernels encode a matrix here as it is, of one device.
+    """Returns whether kernels encode a matrix here as it is.
+
+    Where there are several devices, only on a mesh of one, as `jax.set_mesh` sets it.
 
     Args:
       x: [r, c], an array or its abstract value.
       quantizer: of square blocks under powers of two.
     """
     backend = chosen().quantize or MOSAIC
-    if not isinstance(backend, Mosaic) or jax.sharding.get_abstract_mesh().size > 1:
+    if not isinstance(backend, Mosaic) or not _of_one_device():
         return False
     if backend.why_not(x, quantizer, axis=1, other=0) is not None:
         return False
@@ -31,6 +33,12 @@ def supports(x: Any, quantizer: Quantizer) -> bool:
             x.shape, quantizer, axis=order[0], other=order[1]
         ).items()
     )
+
+
+def _of_one_device() -> bool:
+    """Returns whether arrays are surely whole: no rule divides these kernels yet."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return jax.device_count() == 1 if mesh.empty else mesh.size == 1
 
 
 def amax(x: jax.Array, side: int) -> jax.Array:
