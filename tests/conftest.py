@@ -62,7 +62,7 @@ BREADTH = (
     r"ops/test_(gather.*device\[ufp4|packed_weight.*it_again)",
     r"ops/test_packed_weight.*\[(quartet2|ue5m3|ti2d)",
     r"ops/test_ragged_dot.*of_their_own\[(?!ti2d)",
-    r"ops/test_encoded.*(lhs|wider|nan|zeros|not-s|part_of|vmap)",
+    r"ops/test_encoded.*(lhs|wider|nan|zeros|not-s|w-of|part_of|vmap)",
     r"ops/test_grouped_matmul.*kernels_of",
     r"ops/test_ragged_dot.*(in_the_whole|or_none|bfloat16|packed|every_group|amax_is)",
     r"ops/test_ragged_dot.*(vmap_are|scan_and|their_positions)",

@@ -17,13 +17,13 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from fp4jax.kernels import registers
+from fp4jax.kernels.devices import TILE_OF_SQUARES as TILE
 from fp4jax.kernels.devices import WARPGROUP
 from fp4jax.kernels.geometry import Geometry, Where
 from fp4jax.kernels.planes import Plane
 from fp4jax.kernels.registers import PATCH
 from fp4jax.numerics import exact
 
-TILE = 32, 128  # of a program: the warps lie side by side
 SIDES = (8, 16, 32)
 
 

@@ -6,6 +6,8 @@ import logging
 import jax
 import jax.numpy as jnp
 
+from fp4jax.kernels import devices
+
 _log = logging.getLogger(__name__)
 
 _CAPABILITY = 8  # of the GPUs that cuDNN has fused attention for
@@ -53,7 +55,7 @@ def without_cudnn(
       length: tokens of a row.
       head_dim: size of a head.
     """
-    device = jax.local_devices()[0]
+    device = devices.default()
     found = str(getattr(device, "compute_capability", "")).partition(".")[0]
     # Of AMD's GPUs it is no number.
     capability = int(found) if device.platform == "gpu" and found.isdecimal() else 0

@@ -5,9 +5,13 @@ a matrix and those of its transpose from one read, so that tensor cores find bot
 of x, of w and of dy contiguous along what they contract:
 
     y = x w,  dx = dy w^T,  dw = x^T dy:   a b^T of [m, k], [n, k] each
+
+For the backward pass the codes of x and of w are kept, a byte an element, beside the
+arrays themselves, which a GEMM reads whose operands do not fit.
 """
 
 import dataclasses
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +19,7 @@ import jax.numpy as jnp
 
 from fp4jax.kernels import fp8 as kernels
 from fp4jax.kernels.choice import KERNELS, chosen
-from fp4jax.kernels.quantize import XLA
+from fp4jax.kernels.quantize.backends import MOSAIC, XLA, Mosaic
 from fp4jax.numerics import Quantizer, Site, exact, random_bits, scaling
 from fp4jax.ops import fp8
 from fp4jax.ops.fp8 import Scaled
@@ -42,6 +46,7 @@ class Encoded(NamedTuple):
 
 
 def encode(
+    backend: Mosaic,
     x: jax.Array,
     quantizer: Quantizer,
     *,
@@ -52,6 +57,7 @@ def encode(
     """Quantizes a matrix in square blocks.
 
     Args:
+      backend: the kernels.
       x: float32 or bfloat16 [r, c].
       quantizer: of square blocks under powers of two.
       axis: the contraction axis, for quantizers that draw.
@@ -59,7 +65,7 @@ def encode(
       noise: of the call.
     """
     side, grid = quantizer.block_size, quantizer.grid
-    amax = kernels.amax(x, side)
+    amax = kernels.amax(backend, x, side)
     scale, _ = scaling.block_scale(amax, quantizer.scale, grid)
     is_zero, exponent = amax == 0, (exact.bits_of(scale) >> 23) - 127
     tops, fits = [], []
@@ -73,7 +79,7 @@ def encode(
     powers = [jnp.broadcast_to(exact.pow2(shift - t), scale.shape) for t in tops]
     drawn = _drawn(noise, site) if quantizer.is_stochastic else None
     rows, columns = kernels.encode(
-        x, quantizer, jnp.stack(powers), axis=axis, noise=drawn
+        backend, x, quantizer, jnp.stack(powers), axis=axis, noise=drawn
     )
     of_rows, of_columns = (jnp.repeat(t.reshape(-1, 1) - shift, side, 0) for t in tops)
     return Encoded(
@@ -81,13 +87,19 @@ def encode(
     )
 
 
+@dataclasses.dataclass(frozen=True)
 class EncodedGemms(Gemms):
-    """The three GEMMs of matrices [m, k] and [k, n]; others as `Gemms`."""
+    """The three GEMMs of matrices [m, k] and [k, n].
+
+    Attributes:
+      backend: the kernels that encode, in both passes.
+    """
+
+    backend: Mosaic = MOSAIC
 
     def prepared(self, lhs: Any, rhs: Any, noise: Noise) -> tuple[Any, Any]:
         """Returns both operands, encoded."""
-        x, w = Site.FPROP_X, Site.FPROP_W
-        of_lhs, of_rhs = (x, w) if self.weight == "rhs" else (w, x)
+        of_lhs, of_rhs = _fprop_sites(self)
         lhs = self._encode(lhs.reshape(-1, lhs.shape[-1]), of_lhs, 1, noise)
         return lhs, self._encode(rhs.reshape(rhs.shape[0], -1), of_rhs, 0, noise)
 
@@ -132,7 +144,8 @@ class EncodedGemms(Gemms):
     def _encode(self, x: jax.Array, site: Site, axis: int, noise: Noise) -> Encoded:
         quantizer = self.recipe.sites[site]
         assert quantizer is not None
-        return encode(x, quantizer, axis=axis, site=site, noise=noise)
+        how: dict[str, Any] = {"axis": axis, "site": site, "noise": noise}
+        return encode(self.backend, x, quantizer, **how)
 
     def _emulated(self, lhs: Encoded, rhs: Encoded, method: str, *args: Any) -> Any:
         """Calls a method of the GEMMs of the same matrices in bfloat16.
@@ -147,29 +160,46 @@ class EncodedGemms(Gemms):
 
 
 def where_it_can(gemms: Gemms) -> Gemms:
-    """Returns the same GEMMs, of encoded operands if kernels make them here."""
-    return EncodedGemms(**_fields(gemms)) if _can(gemms) else gemms
+    """Returns the same GEMMs, of encoded operands if kernels make them here.
+
+    Under `jax.vmap` both ways to multiply run, and what does not fit decides lane by
+    lane which of them counts.
+    """
+    backend = kernels.encoder()
+    if backend is None or not _can(gemms, backend):
+        return gemms
+    return EncodedGemms(**_fields(gemms), backend=backend)
 
 
 def _fields(gemms: Gemms) -> dict[str, Any]:
-    return {f.name: getattr(gemms, f.name) for f in dataclasses.fields(gemms)}
+    return {f.name: getattr(gemms, f.name) for f in dataclasses.fields(Gemms)}
 
 
-def _can(gemms: Gemms) -> bool:
+def _can(gemms: Gemms, backend: Mosaic) -> bool:
     recipe, sites = gemms.recipe, gemms.recipe.sites
     if recipe.compute != "fp8" or not _quantizes_once(recipe):
         return False
     if gemms.batch or gemms.gather or gemms.out_sharding or gemms.precision:
         return False
-    m = gemms.lhs.size // gemms.lhs.shape[-1]
-    k, n = gemms.rhs.shape[0], gemms.rhs.size // gemms.rhs.shape[0]
-    quantizer = sites[Site.FPROP_X]
-    assert quantizer is not None
-    matrices = ((m, k, gemms.lhs.dtype), (k, n, gemms.rhs.dtype), (m, n, gemms.dtype))
-    return all(
-        kernels.supports(jax.ShapeDtypeStruct(shape, dtype), quantizer)
-        for *shape, dtype in matrices
+    m, k = math.prod(gemms.lhs.shape[:-1]), gemms.lhs.shape[-1]
+    n = math.prod(gemms.rhs.shape[1:])
+    of_lhs, of_rhs = _fprop_sites(gemms)
+    matrices = (
+        (of_lhs, (m, k), gemms.lhs.dtype),
+        (of_rhs, (k, n), gemms.rhs.dtype),
+        (Site.DGRAD_DY, (m, n), gemms.dtype),
     )
+    return all(
+        kernels.supports(backend, jax.ShapeDtypeStruct(shape, dtype), quantizer)
+        for site, shape, dtype in matrices
+        if (quantizer := sites[site]) is not None
+    )
+
+
+def _fprop_sites(gemms: Gemms) -> tuple[Site, Site]:
+    """Returns the sites of lhs and rhs in the forward pass."""
+    x, w = Site.FPROP_X, Site.FPROP_W
+    return (x, w) if gemms.weight == "rhs" else (w, x)
 
 
 def _quantizes_once(recipe: Recipe) -> bool:

@@ -19,6 +19,12 @@ from tests.kernels.cases import interpreter, mosaic
 from tests.ops.test_fp8 import MATRICES, error, spread
 
 IN_FP8 = dataclasses.replace(recipes.ti2d(), compute="fp8")
+SQUARES_OF_4 = dataclasses.replace(IN_FP8.fprop.w, block=(4, 4))
+OTHER = dataclasses.replace(
+    IN_FP8,
+    fprop=dataclasses.replace(IN_FP8.fprop, w=SQUARES_OF_4),
+    dgrad=dataclasses.replace(IN_FP8.dgrad, w=SQUARES_OF_4),
+)
 SHAPES = ((128, 128), (128, 256), (128, 256))
 
 
@@ -105,13 +111,23 @@ def test_vmap_is_lane_by_lane():
         {"residuals": "packed"},
         {"share_dy": False},
         {"fprop": recipes.mxfp4().fprop},
+        {"fprop": OTHER.fprop, "dgrad": OTHER.dgrad},
     ],
-    ids=["bf16", "packed", "not-shared", "not-square"],
+    ids=["bf16", "packed", "not-shared", "not-square", "w-of-4"],
 )
 def test_others_are_quantized_as_ever(change, monkeypatch):
     monkeypatch.setattr(encoded, "encode", None)
     recipe = dataclasses.replace(IN_FP8, **change)
     by_kernels(functools.partial(products, recipe=recipe), *operands(2))
+
+
+@mosaic
+@pytest.mark.parametrize("m, k, n", [(0, 32, 8), (4, 0, 8), (4, 32, 0)])
+def test_empty_operands(m, k, n):
+    x, w = jnp.ones((m, k)), jnp.ones((k, n))
+    y, dx, dw = by_kernels(products, x, w, jnp.ones((m, n)))
+    assert (y.shape, dx.shape, dw.shape) == ((m, n), x.shape, w.shape)
+    assert not y.any()
 
 
 @mosaic

@@ -1,4 +1,4 @@
-"""Square blocks for FP8 tensor cores: whether kernels make them here, and the call."""
+"""Square blocks for FP8 tensor cores: who encodes them, and the calls."""
 
 import functools
 from typing import Any
@@ -12,18 +12,25 @@ from fp4jax.kernels.quantize.backends import MOSAIC, Mosaic
 from fp4jax.numerics import Quantizer
 
 
-def supports(x: Any, quantizer: Quantizer) -> bool:
+def encoder() -> Mosaic | None:
+    """Returns the kernels that are chosen, None where arrays may be spread.
+
+    No rule divides these kernels yet. Where there are several devices, they take what
+    is on a mesh of one, as `jax.set_mesh` sets it.
+    """
+    backend, mesh = chosen().quantize or MOSAIC, jax.sharding.get_abstract_mesh()
+    is_whole = jax.device_count() == 1 if mesh.empty else mesh.size == 1
+    return backend if isinstance(backend, Mosaic) and is_whole else None
+
+
+def supports(backend: Mosaic, x: Any, quantizer: Quantizer) -> bool:
     """Returns whether kernels encode a matrix here as it is.
 
-    Where there are several devices, only on a mesh of one, as `jax.set_mesh` sets it.
-
     Args:
+      backend: the kernels.
       x: [r, c], an array or its abstract value.
       quantizer: of square blocks under powers of two.
     """
-    backend = chosen().quantize or MOSAIC
-    if not isinstance(backend, Mosaic) or not _of_one_device():
-        return False
     if backend.why_not(x, quantizer, axis=1, other=0) is not None:
         return False
     return not any(
@@ -35,18 +42,13 @@ def supports(x: Any, quantizer: Quantizer) -> bool:
     )
 
 
-def _of_one_device() -> bool:
-    """Returns whether arrays are surely whole: no rule divides these kernels yet."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return jax.device_count() == 1 if mesh.empty else mesh.size == 1
-
-
-def amax(x: jax.Array, side: int) -> jax.Array:
+def amax(backend: Mosaic, x: jax.Array, side: int) -> jax.Array:
     """Returns the amax of each square block: float32 [r / side, c / side]."""
-    return _amax(side, _interpret())(x)
+    return _amax(backend, side)(x)
 
 
 def encode(
+    backend: Mosaic,
     x: jax.Array,
     quantizer: Quantizer,
     powers: jax.Array,
@@ -59,6 +61,7 @@ def encode(
     values scale powers[0],  (values scale powers[1])^T
 
     Args:
+      backend: the kernels.
       x: float32 or bfloat16 [r, c], which is supported.
       quantizer: of square blocks under powers of two.
       powers: float32 [2, r / b, c / b], powers of two of each block of b x b elements.
@@ -66,37 +69,30 @@ def encode(
       noise: uint32 [4] for these, two words of a key, row and column of the first
         element.
     """
-    operation = fp4_encode(quantizer, axis, _interpret())
-    return operation(x, powers, *(() if noise is None else (noise,)))
+    drawn = () if noise is None else (noise,)
+    return _encode(backend, quantizer, axis)(x, powers, *drawn)
 
 
+# Both operations are under `jax.vmap` what they are lane by lane.
 @functools.cache
-def _amax(side: int, interpret: Any) -> Any:
+def _amax(backend: Mosaic, side: int) -> Any:
     @sequential_vmap
     def operation(x: jax.Array) -> jax.Array:
         from fp4jax.kernels.fp8 import mosaic
 
-        return mosaic.amax(x, side, interpret=interpret)
+        return mosaic.amax(x, side, interpret=backend.interpret)
 
     return operation
 
 
 @functools.cache
-def fp4_encode(quantizer: Quantizer, axis: int, interpret: Any) -> Any:
-    """Returns the operation, which is the same under `jax.vmap` lane by lane."""
-
+def _encode(backend: Mosaic, quantizer: Quantizer, axis: int) -> Any:
     @sequential_vmap
     def operation(x: jax.Array, powers: jax.Array, *noise: jax.Array):
         from fp4jax.kernels.fp8 import mosaic
 
-        drawn = noise[0] if noise else None
-        how: dict[str, Any] = {"axis": axis, "noise": drawn, "interpret": interpret}
+        how: dict[str, Any] = {"axis": axis, "noise": noise[0] if noise else None}
+        how["interpret"] = backend.interpret
         return mosaic.encode(x, quantizer, powers.astype(jnp.float32), **how)
 
     return operation
-
-
-def _interpret() -> Any:
-    backend = chosen().quantize or MOSAIC
-    assert isinstance(backend, Mosaic)
-    return backend.interpret

@@ -51,7 +51,8 @@ def quantize(
       other: the second axis of square blocks.
       key: for quantizers that draw.
       amax: float32 [], of the rotated array, where a tensor scale is held.
-      start: uint32 row and column of the first element, where x is a part of an array.
+      start: uint32 row and column of the first element, where x is a part of an array;
+        the column that of a whole run.
       site: which of the key's streams to draw from.
       implementation: "mosaic", a Pallas kernel for NVIDIA GPUs of compute capability
         9.0 and later, or "xla", for every device; None: what `KERNELS` has, by

@@ -13,8 +13,6 @@ from fp4jax.kernels.quantize.outputs import Quantized
 from fp4jax.kernels.tensor_amax import tensor_amax
 from fp4jax.numerics import Quantizer, Site, blocks, hadamard
 
-_TILE_OF_SQUARES = 32, 128
-
 
 def whole_blocks(quantizer: Quantizer, axis: int, other: int | None) -> dict[int, int]:
     """Returns what blocked axes are padded to a multiple of, before anything else."""
@@ -140,7 +138,7 @@ class Mosaic(Backend):
             return {}
         padded = last if axis < last else last - 1
         if quantizer.is_square:
-            return dict(zip((last - 1, last), _TILE_OF_SQUARES, strict=True))
+            return dict(zip((last - 1, last), devices.TILE_OF_SQUARES, strict=True))
         free = math.prod(shape[axis + 1 : -1] if axis < last else shape[:padded])
         if axis == last:
             free *= shape[axis] // quantizer.multiple

@@ -10,11 +10,12 @@ import jax.numpy as jnp
 
 from fp4jax.kernels import planes
 from fp4jax.kernels.amax.mosaic import amax as amax_of
+from fp4jax.kernels.devices import TILE_OF_SQUARES as TILE
 from fp4jax.kernels.devices import WARPGROUP
 from fp4jax.kernels.geometry import Geometry, Where
 from fp4jax.kernels.quantize.outputs import Output, Quantized
 from fp4jax.kernels.runs import along
-from fp4jax.kernels.squares import SIDES, TILE, Squares
+from fp4jax.kernels.squares import SIDES, Squares
 from fp4jax.numerics import (
     F32,
     Quantizer,
