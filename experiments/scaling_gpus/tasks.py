@@ -2,11 +2,13 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 
 from experiments import presets
 from experiments.kernels.chosen import Grouped
 from experiments.presets import ExperimentConfig
+from fp4jax import sharding
 
 WEAK, STRONG = "weak", "strong"
 LARGE, SMALL = ("dense_1p5b", "moe_1b_active"), ("tiny", "moe_tiny")
@@ -113,13 +115,13 @@ def tasks(
     scalings: Sequence[str] = (WEAK, STRONG),
     grouped: Grouped = "default",
 ) -> Iterator[Task]:
-    """Yields what to measure: each model and policy on one device first, then on all.
+    """Yields what to measure: each model and policy on one device, then on several.
 
     Args:
       names: of `MODELS`.
       policies: cases of experiments.kernels.step.
       devices: that there are.
-      only: meshes; () takes all of `meshes`.
+      only: meshes, of all devices or of fewer; () takes all of `meshes`.
       scalings: of the rows of a batch; one device serves both.
       grouped: what multiplies groups of rows.
     """
@@ -133,10 +135,13 @@ def tasks(
             grouped=grouped,
         )
         yield alone
-        if devices == 1:
-            continue
         known = meshes(devices, has_experts=MODELS[name].has_experts)
-        for mesh, scaling in itertools.product(only or known, scalings):
+        several = [mesh for mesh in only or known if _size(mesh) > 1]
+        for mesh, scaling in itertools.product(several, scalings):
             yield dataclasses.replace(
-                alone, mesh=mesh, scaling=scaling, devices=devices
+                alone, mesh=mesh, scaling=scaling, devices=_size(mesh)
             )
+
+
+def _size(mesh: str) -> int:
+    return math.prod(sharding.parse_mesh(mesh).values())

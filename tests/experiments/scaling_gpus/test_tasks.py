@@ -25,6 +25,14 @@ def test_weak_scaling_keeps_the_rows_of_a_device_and_strong_those_of_all():
     assert [each.config.data.batch_size for each in found] == [8, 32, 8]
 
 
+@pytest.mark.parametrize("devices", [1, 8])
+def test_a_mesh_of_some_devices_has_their_rows(devices):
+    only = ["data=1", "fsdp=2", "fsdp=2,tensor=2"]
+    found = list(tasks(["tiny"], ["bf16"], devices=devices, only=only))
+    assert [each.devices for each in found] == [1, 2, 2, 4, 4]
+    assert [each.config.data.batch_size for each in found] == [8, 16, 8, 32, 8]
+
+
 def test_one_device_is_measured_once():
     found = list(tasks(["tiny", "moe_tiny"], ["bf16", "ufp4"], devices=1))
     assert len(found) == 4 and {each.mesh for each in found} == {"data=1"}
