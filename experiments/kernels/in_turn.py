@@ -15,6 +15,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
+_END_SECONDS = 20.0  # in which a process that has nothing more to do must end
+
 
 class ProcessDied(Exception):
     """A process ended, or was ended, before it had a result."""
@@ -35,7 +37,8 @@ def in_turn(
       tasks: its arguments.
       jobs: processes that there are at a time; 1: this one does everything.
       limit: seconds that a process may take once the others wait for it, or it is
-        killed; None: as long as it takes.
+        killed; None: as long as it takes. One whose result is there and that does not
+        end is killed in any case, and its result counts. One job has no limit.
 
     Raises:
       ValueError: `jobs` is not positive.
@@ -89,7 +92,15 @@ def _finish(
             return ProcessDied(f"it took longer than {limit:g} seconds")
         result = connection.recv()
     except (EOFError, OSError):
-        process.join()
-        return ProcessDied(f"the process ended with status {process.exitcode}")
-    process.join()
+        return ProcessDied(f"the process ended with status {_end(process)}")
+    _end(process)
     return result
+
+
+def _end(process: SpawnProcess) -> int | None:
+    """Waits until a process ends, or ends it; returns its status."""
+    process.join(_END_SECONDS)
+    if process.is_alive():  # libraries of devices can hang at their end
+        process.kill()
+        process.join()
+    return process.exitcode

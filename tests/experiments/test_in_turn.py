@@ -1,6 +1,7 @@
 """Tasks that processes prepare together and finish alone."""
 
 import os
+import threading
 import time
 
 import pytest
@@ -63,6 +64,21 @@ def test_a_process_that_takes_too_long_is_ended():
     first, second = in_turn(sleeps, [60, 0], jobs=2, limit=2)
     assert isinstance(first, ProcessDied) and "longer than 2 seconds" in str(first)
     assert second == 0
+
+
+def never_ends(task):
+    def finish():
+        threading.Thread(target=time.sleep, args=(60,)).start()
+        return task
+
+    return finish
+
+
+def test_a_process_that_hangs_at_its_end_is_ended(monkeypatch):
+    monkeypatch.setattr("experiments.kernels.in_turn._END_SECONDS", 0.1)
+    start = time.monotonic()
+    assert list(in_turn(never_ends, [1, 2], jobs=2)) == [1, 2]
+    assert time.monotonic() - start < 50
 
 
 def test_there_must_be_a_job():
