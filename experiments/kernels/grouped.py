@@ -135,7 +135,7 @@ def rows(
     jobs: int = 1,
     limit: float | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yields the rows of a shape, that of the yardstick first.
+    """Yields the rows of a shape, that of the yardstick first; without it, no rates.
 
     Args:
       shape: groups, rows, and features on both sides.
@@ -152,9 +152,9 @@ def rows(
         row |= {"error": str(found)} if isinstance(found, ProcessDied) else found
         if "milliseconds" in row:
             best = min(row["milliseconds"])
-            base = base or best
+            base = best if name == YARDSTICK else base
             row["teraflops"] = 6 * m * k * n / best / 1e9
-            row["rate_over_einsum"] = base / best
+            row |= {} if base is None else {"rate_over_einsum": base / best}
         yield row
 
 
@@ -172,7 +172,8 @@ def main(
       shape: e x m x k x n.
       names: of the cases.
       jobs: processes of one case each, at a time; 1: this one does everything.
-      limit: seconds in which a process, when its turn has come, must be done.
+      limit: seconds in which a process, when its turn has come, must be done, or is
+        ended; one job has no limit.
       out: file to which rows are added as JSON lines, with versions, device and commit.
     """
     e, m, k, n = map(int, shape.split("x"))
@@ -188,7 +189,8 @@ def main(
             table.add_row(row["case"], row["error"])
             continue
         ms = [f"{t:.2f}" for t in row["milliseconds"]]
-        ratio = f"{row['rate_over_einsum']:.2f}"
+        rate = row.get("rate_over_einsum")
+        ratio = "" if rate is None else f"{rate:.2f}"
         table.add_row(row["case"], *ms, f"{row['teraflops']:.0f}", ratio)
     terminal.console(100).print(table)
     return 0

@@ -27,8 +27,9 @@ from fp4jax.recipes import Recipe
 from fp4jax.train import JsonLines
 
 _MATRICES = (((1,), (0,)), ((), ()))
+_BASE = "bf16"
 RECIPES: dict[str, Callable[[], Recipe]] = {
-    "bf16": recipes.bf16,
+    _BASE: recipes.bf16,
     "e2m1_ref": recipes.e2m1_ref,
     "ufp4": recipes.ufp4,
     "nvfp4": recipes.nvfp4,
@@ -80,7 +81,7 @@ def main(
 
     Args:
       shapes: m x k x n of each layer.
-      names: of the recipes, bf16 first.
+      names: of the recipes, bf16 first; without it there are no ratios.
       out: file to which rows are added as JSON lines, with versions, device and commit.
     """
     table = Table("m x k x n", "recipe", "ms", "again", "TFLOP/s", "over bf16")
@@ -91,17 +92,17 @@ def main(
         for name in names:
             function = gemms(RECIPES[name]())
             times = measurements(function, inputs, count=2)
-            base = base or min(times)
+            base = min(times) if name == _BASE else base
             row: dict[str, Any] = {
                 "shape": [m, k, n],
                 "recipe": name,
                 "milliseconds": [1e3 * t for t in times],
                 "teraflops": 6 * m * k * n / min(times) / 1e12,
-                "ratio": min(times) / base,
+                **({} if base is None else {"ratio": min(times) / base}),
             }
             ms = [f"{t:.3f}" for t in row["milliseconds"]]
-            rates = f"{row['teraflops']:.0f}", f"{row['ratio']:.3f}"
-            table.add_row(text, name, *ms, *rates)
+            ratio = f"{row['ratio']:.3f}" if "ratio" in row else ""
+            table.add_row(text, name, *ms, f"{row['teraflops']:.0f}", ratio)
             if out is not None:
                 with JsonLines(out) as file:
                     file.write(row | record.setting())

@@ -35,13 +35,13 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
     ms = f"{min(row['milliseconds']):.1f}"
     if "sampled_milliseconds" in row:
         ms += f" ({min(row['sampled_milliseconds']):.1f})"
-    share = row["utilization"]
+    share, ratio = row["utilization"], row.get("ratio")
     return [
         *names,
         ms,
         f"{row['tokens_per_second']:,.0f}",
         "" if share is None else f"{share:.1%}",
-        f"{row['ratio']:.3f}",
+        "" if ratio is None else f"{ratio:.3f}",
         f"{row['program_bytes'] / _GIB:.1f}",
     ]
 

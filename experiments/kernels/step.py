@@ -42,7 +42,7 @@ class Arguments:
     """as for experiments.pretrain."""
     names: tuple[str, ...] = tuple(cases.known())
     """policies, which may end in +packed (residuals) or +fp8 (compute), and qwix; the
-    first is what others are compared with."""
+    first is what others are compared with, if it could be measured."""
     batch: int = 16
     """rows of a batch."""
     sequence: int = 2048
@@ -58,7 +58,8 @@ class Arguments:
     set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """sets a field of the configuration, such as model.remat=none."""
     limit: float = 300.0
-    """seconds in which a process, when its turn has come, must be done, or is ended."""
+    """seconds in which a process, when its turn has come, must be done, or is ended;
+    one job has no limit."""
     out: Path | None = None
     """file to which rows are added as JSON lines, with versions, device and commit."""
     tiny: bool = False
@@ -112,8 +113,8 @@ def run(arguments: Arguments) -> Iterator[dict[str, Any]]:
         row = {"model": arguments.model, "case": name, **_sizes(arguments, config)}
         row |= {"error": str(found)} if isinstance(found, ProcessDied) else found
         if "milliseconds" in row:
-            base = base or _best(row)
-            row["ratio"] = _best(row) / base
+            base = _best(row) if name == arguments.names[0] else base
+            row |= {} if base is None else {"ratio": _best(row) / base}
         yield row
 
 
@@ -168,13 +169,14 @@ def table(rows: Sequence[dict[str, Any]]) -> Table:
             continue
         sampled = row.get("sampled_milliseconds")
         share, device = row["utilization"], row["device_bytes"]
+        ratio = row.get("ratio")
         table.add_row(
             row["case"],
             *(f"{ms:.1f}" for ms in row["milliseconds"]),
             "" if sampled is None else f"{min(sampled):.1f}",
             f"{row['tokens_per_second']:,.0f}",
             "" if share is None else f"{share:.1%}",
-            f"{row['ratio']:.3f}",
+            "" if ratio is None else f"{ratio:.3f}",
             f"{row['program_bytes'] / _GIB:.2f}",
             "" if device is None else f"{device / _GIB:.2f}",
             f"{row['nonzero_gradients']:.1%}",

@@ -39,6 +39,14 @@ def test_a_linear_layer_is_timed_over_bf16(tmp_path, monkeypatch):
     assert abs(mxfp4["ratio"] / expected - 1) < 1e-6
 
 
+def test_a_layer_without_bf16_has_no_ratio(tmp_path, monkeypatch):
+    monkeypatch.setattr(linear, "measurements", lambda *_, count: [0.1] * count)
+    out = tmp_path / "linear.jsonl"
+    linear.main(("32x32x32",), names=("ti2d", "bf16", "ufp4"), out=out)
+    rows = map(json.loads, out.read_text().splitlines())
+    assert [row.get("ratio") for row in rows] == [None, 1, 1]
+
+
 def test_uneven_groups_have_all_rows_and_one_has_none():
     sizes = grouped.group_sizes(8, 1000, seed=0)
     assert sizes.sum() == 1000 and sizes[-1] == 0
@@ -62,6 +70,19 @@ def test_grouped_products_are_timed_over_an_einsum(tmp_path, capsys, monkeypatch
     assert einsum["rate_over_einsum"] == 1 and plain["rate_over_einsum"] > 0
     assert "error" in hopper  # those kernels do not run on a CPU
     assert "lax.ragged_dot" in capsys.readouterr().out
+
+
+def test_without_a_yardstick_there_is_no_rate(capsys, monkeypatch):
+    def prepare(task):
+        failed = {"error": "out of memory"}
+        return lambda: failed if task[1] == "einsum" else {"milliseconds": [2.0, 1.0]}
+
+    monkeypatch.setattr(grouped, "prepare", prepare)
+    einsum, bf16 = grouped.rows((2, 8, 8, 8), ["bf16"])
+    assert einsum["error"] == "out of memory"
+    assert bf16["teraflops"] > 0 and "rate_over_einsum" not in bf16
+    assert grouped.main("2x8x8x8", names=("bf16",)) == 0
+    assert "out of memory" in capsys.readouterr().out
 
 
 def test_names_choose_kernels():

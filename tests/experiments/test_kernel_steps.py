@@ -1,5 +1,6 @@
 """Whole steps that are timed: what trains, what a row tells, what goes wrong."""
 
+import dataclasses
 import json
 import types
 from importlib import metadata
@@ -12,7 +13,7 @@ import pytest
 from flax import nnx
 
 from experiments import presets
-from experiments.kernels import cases, programs, step
+from experiments.kernels import cases, programs, show, step
 from fp4jax import policies, recipes
 from fp4jax.models import Transformer
 
@@ -91,6 +92,24 @@ def test_what_cannot_be_compiled_is_a_row_and_a_status(capsys, monkeypatch):
     small = [word for text in SMALL for word in ("--set", text)]
     assert step.main(["--tiny", "--names", "bf16", *small]) == 1
     assert "no such kernel" in capsys.readouterr().out
+
+
+def test_nothing_is_compared_with_a_first_case_that_failed(capsys, monkeypatch):
+    def prepare(task):
+        speed = {"tokens_per_second": 1.0, "utilization": None, "device_bytes": None}
+        train = {"program_bytes": 1, "nonzero_gradients": 1.0, "loss": 1.0}
+        row = {"milliseconds": [2.0, 1.0], **speed, **train}
+        return lambda: {"error": "out of memory"} if task[1] == "bf16" else row
+
+    monkeypatch.setattr(step, "prepare", prepare)
+    names = ("bf16", "ufp4", "nvfp4")
+    arguments = step.Arguments(model="tiny", names=names)
+    rows = list(step.run(arguments))
+    assert "milliseconds" in rows[1] and not any("ratio" in row for row in rows)
+    step.table(rows)
+    assert show.markdown(rows).count("| 1.0 |") == 2
+    rows = list(step.run(dataclasses.replace(arguments, names=names[1:])))
+    assert [row["ratio"] for row in rows] == [1, 1]
 
 
 def test_an_unknown_name_is_one_sentence(capsys):
