@@ -61,9 +61,10 @@ class Arguments:
     size: int = 4096
     """rows and columns of the array that is quantized."""
     jobs: int = 4
-    """processes that trace a run each, at a time."""
+    """processes of one run each, at a time; 1: this one does everything."""
     limit: float = 300.0
-    """seconds in which a process, when its turn has come, must be done, or is ended."""
+    """seconds in which a process, when its turn has come, must be done, or is ended;
+    one job has no limit."""
     out: Path | None = None
     """file to which rows are added as JSON lines, with versions, device and commit."""
     dry: bool = False
@@ -98,19 +99,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     known = meshes(jax.device_count(), has_experts=False)
     rows = []
     try:
-        for row in (
-            *compare_codes(arguments, known),
-            *compare_losses(arguments, known),
-        ):
+        for row in compare(arguments, known):
             rows.append(row | record.setting())
+            print(f"{row['what']}, {row['mesh']}: {row.get('error', row['holds'])}")
             if arguments.out is not None:
                 with JsonLines(arguments.out) as file:
                     file.write(rows[-1])
-    except ValueError as error:
+    except (ValueError, ModuleNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     terminal.console(120).print(table(rows))
     return 0 if all(row["holds"] for row in rows) else 1
+
+
+def compare(arguments: Arguments, known: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yields a row for each array and mesh, then for each policy and mesh.
+
+    Raises:
+      ValueError: an unknown model or policy.
+      ModuleNotFoundError: a policy takes a library that is not there.
+    """
+    config = configure(arguments)
+    for policy in arguments.policies:
+        cases.find(policy, config)  # raises
+    yield from compare_codes(arguments, known)
+    yield from compare_losses(arguments, known)
 
 
 def compare_codes(
@@ -119,16 +132,33 @@ def compare_codes(
     """Yields for each quantizer and mesh whether codes and scales are the same."""
     x = jax.random.normal(jax.random.key(0), (arguments.size,) * 2, jnp.bfloat16)
     for name in QUANTIZERS:
-        expected = codes(name, x, None)
+        expected = _codes(name, x, None)
         for mesh in known:
-            found = codes(name, x, sharding.make_mesh(**sharding.parse_mesh(mesh)))
-            differ = [int((a != b).sum()) for a, b in zip(found, expected, strict=True)]
             yield {
                 "what": f"codes and scales, {name}",
                 "mesh": mesh,
-                "different": differ,
-                "holds": not any(differ),
+                **_differences(_codes(name, x, mesh), expected),
             }
+
+
+def _codes(name: str, x: jax.Array, mesh: str | None) -> list[np.ndarray] | Exception:
+    try:
+        return codes(name, x, _mesh(mesh))
+    except Exception as error:  # of this mesh alone
+        return error
+
+
+def _differences(found: Any, expected: Any) -> dict[str, Any]:
+    for each in (expected, found):
+        if isinstance(each, Exception):
+            text = str(each).partition("\n")[0]
+            return {"error": f"{type(each).__name__}: {text}", "holds": False}
+    differ = [int((a != b).sum()) for a, b in zip(found, expected, strict=True)]
+    return {"different": differ, "holds": not any(differ)}
+
+
+def _mesh(name: str | None) -> Mesh | None:
+    return None if name is None else sharding.make_mesh(**sharding.parse_mesh(name))
 
 
 def codes(name: str, x: jax.Array, mesh: Mesh | None) -> list[np.ndarray]:
@@ -160,20 +190,10 @@ def compare_losses(
     arguments: Arguments, known: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
     """Yields for each policy and mesh how far losses are from those on one device."""
-    config = presets.resolve(
-        arguments.model,
-        policy_names=[presets.REFERENCE],
-        alone=True,
-        steps=STEPS,
-        assignments=[
-            f"data.batch_size={arguments.rows}",
-            f"data.sequence_length={arguments.sequence}",
-        ],
-    )
+    config = configure(arguments)
     run = dataclasses.replace(config.run, microbatches=PARTS)
     in_parts = dataclasses.replace(config, run=run)
     for policy in arguments.policies:
-        cases.policy_of(policy, config)  # raises
         runs = [
             Run(policy=policy, mesh=None, config=config),
             Run(policy=policy, mesh=None, config=in_parts),
@@ -190,11 +210,23 @@ def compare_losses(
             }
 
 
+def configure(arguments: Arguments) -> ExperimentConfig:
+    """Returns the experiment whose losses are compared."""
+    return presets.resolve(
+        arguments.model,
+        policy_names=[presets.REFERENCE],
+        alone=True,
+        steps=STEPS,
+        assignments=[
+            f"data.batch_size={arguments.rows}",
+            f"data.sequence_length={arguments.sequence}",
+        ],
+    )
+
+
 def losses(run: Run) -> Callable[[], list[float]]:
     """Traces a run; returns what trains it, and gives the loss of each step."""
-    mesh = None
-    if run.mesh is not None:
-        mesh = sharding.make_mesh(**sharding.parse_mesh(run.mesh))
+    mesh = _mesh(run.mesh)
     case = cases.find(run.policy, run.config)
     batches = programs.batches(run.config, mesh=mesh)
     lowered = programs.lower(case, run.config, batches[0], mesh=mesh)

@@ -4,7 +4,7 @@
     python -m experiments.scaling_gpus.run --dry  # small models on 8 virtual devices
 
 Weak scaling keeps the rows of a device, strong scaling those of all devices together.
-Every measurement is a process of its own.
+Every measurement is a process of its own, unless there is one job.
 """
 
 import dataclasses
@@ -51,15 +51,16 @@ class Arguments:
     policies: tuple[str, ...] = ("bf16", "ufp4", "ti2d+fp8")
     """as for experiments.kernels.step; bf16 first."""
     meshes: tuple[str, ...] = ()
-    """of all devices, such as fsdp=8; by default each axis, and fsdp with tensor."""
+    """such as fsdp=8; by default of all devices: each axis, and fsdp with tensor."""
     scalings: tuple[str, ...] = (WEAK, STRONG)
     """of the rows of a batch."""
     grouped: Grouped = "default"
     """what multiplies groups of rows."""
     jobs: int = 4
-    """processes that trace a measurement each, at a time."""
+    """processes of one measurement each, at a time; 1: this one does everything."""
     limit: float = 300.0
-    """seconds in which a process, when its turn has come, must be done, or is ended."""
+    """seconds in which a process, when its turn has come, must be done, or is ended;
+    one job has no limit."""
     out: Path | None = None
     """file to which rows are added as JSON lines, with versions, device and commit."""
     dry: bool = False
@@ -84,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if arguments.out is not None:
                 with JsonLines(arguments.out) as file:
                     file.write(row)
-    except ValueError as error:
+    except (ValueError, ModuleNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     terminal.console(180).print(table(rows))
@@ -97,6 +98,7 @@ def run(arguments: Arguments) -> Iterator[dict[str, Any]]:
 
     Raises:
       ValueError: an unknown model, policy, mesh or scaling.
+      ModuleNotFoundError: a policy takes a library that is not there.
     """
     check(arguments)
     found = list(
@@ -121,7 +123,7 @@ def run(arguments: Arguments) -> Iterator[dict[str, Any]]:
 
 
 def check(arguments: Arguments) -> None:
-    """Raises ValueError for an unknown model, policy, mesh or scaling."""
+    """Raises what `run` does."""
     for flag, given, known in (
         ("--models", arguments.models, MODELS),
         ("--scalings", arguments.scalings, (WEAK, STRONG)),

@@ -36,6 +36,28 @@ def test_codes_that_draw_are_those_of_one_device():
     assert len(found) == 2 and found[0].dtype == np.uint8
 
 
+@pytest.mark.parametrize(
+    ("fails", "holds"),
+    [
+        (lambda mesh: mesh is not None and mesh.shape["fsdp"] > 1, [False, True]),
+        (lambda mesh: mesh is None, [False, False]),
+    ],
+)
+def test_codes_of_a_mesh_that_fails_are_a_row(monkeypatch, fails, holds):
+    def codes(name, x, mesh):
+        if fails(mesh):
+            raise NotImplementedError("no such kernel\nat all")
+        return [np.zeros(2)]
+
+    monkeypatch.setattr(invariance, "codes", codes)
+    arguments = invariance.Arguments(size=32)
+    rows = list(invariance.compare_codes(arguments, ["fsdp=2", "tensor=2"]))
+    assert len(rows) == 2 * len(invariance.QUANTIZERS)
+    assert rows[0]["error"] == "NotImplementedError: no such kernel"
+    assert [row["holds"] for row in rows[:2]] == holds
+    assert invariance.table(rows).row_count == len(rows)
+
+
 def test_losses_are_of_the_policy_and_the_mesh():
     arguments = invariance.Arguments(
         model="tiny", policies=("bf16",), rows=8, sequence=32, jobs=1

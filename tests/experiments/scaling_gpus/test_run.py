@@ -1,10 +1,11 @@
 """The command on virtual devices."""
 
 import re
+from importlib import metadata
 
 import pytest
 
-from experiments.scaling_gpus import run
+from experiments.scaling_gpus import invariance, run
 from experiments.scaling_gpus.tasks import Task
 
 
@@ -23,6 +24,19 @@ def test_bad_names_are_one_sentence(capsys, monkeypatch, flags, message):
     assert run.main(flags) == 2
     error = capsys.readouterr().err
     assert re.match(f"error: .*{message}", error) and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [run, invariance])
+def test_a_library_that_is_not_there_is_one_sentence(capsys, monkeypatch, command):
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "1")
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    monkeypatch.setattr(metadata, "version", missing)
+    assert command.main(["--policies", "qwix"]) == 2
+    error = capsys.readouterr().err
+    assert "qwix must be installed" in error and error.count("\n") == 1
 
 
 def test_a_mesh_that_does_not_divide_is_a_row():
