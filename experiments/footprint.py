@@ -6,6 +6,7 @@ No array is made: the step is compiled for as many virtual devices of a CPU.
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -26,6 +27,10 @@ from fp4jax.train.losses import token_losses
 from fp4jax.train.partition import partitioning
 
 Abstract = dict[str, jax.ShapeDtypeStruct]
+
+# The integers of a batch: of rows that are one document each, and of packed ones.
+WHOLE = "inputs", "targets"
+PACKED = *WHOLE, "segment_ids", "positions"
 
 
 class Footprint(NamedTuple):
@@ -50,12 +55,15 @@ class Footprint(NamedTuple):
         return 2 * self.params + self.optimizer + self.residuals
 
 
-def measure(config: ExperimentConfig, *, mesh: Mesh) -> tuple[Footprint, Transformer]:
+def measure(
+    config: ExperimentConfig, *, mesh: Mesh, integers: Sequence[str] = PACKED
+) -> tuple[Footprint, Transformer]:
     """Returns what a step takes, and the model that it was compiled for, of shapes.
 
     Args:
       config: its first policy counts.
       mesh: of as many devices as the run is to have.
+      integers: of a batch; with segment_ids, attention takes a mask.
     """
     policy = presets.schedule(config, config.policies[0])
     optimizer = train.make_optimizer(config.optim, steps=config.run.steps)
@@ -71,11 +79,15 @@ def measure(config: ExperimentConfig, *, mesh: Mesh) -> tuple[Footprint, Transfo
     state = placed(jax.eval_shape(make_state), mesh)
     parts = config.run.microbatches
     step = train.make_train_step(graph, optimizer, microbatches=parts, mesh=mesh)
-    program = step.lower(state, _batch(config, mesh)).compile()
+    shapes = functools.partial(batch, mesh=mesh, integers=integers)
+    program = step.lower(state, shapes(config)).compile()
+    part = config.data.batch_size // parts
+    data = dataclasses.replace(config.data, batch_size=part)
+    of_part = shapes(dataclasses.replace(config, data=data))
     footprint = Footprint(
         params=_bytes(state.params),
         optimizer=_bytes(state.opt_state),
-        residuals=_residuals(graph, state, config, mesh),
+        residuals=_residuals(graph, state, of_part, mesh),
         peak=peak_bytes(program),
         collectives=tuple(collectives(program.as_text() or "")),
     )
@@ -83,7 +95,7 @@ def measure(config: ExperimentConfig, *, mesh: Mesh) -> tuple[Footprint, Transfo
 
 
 def _residuals(
-    graph: nnx.GraphDef, state: TrainState, config: ExperimentConfig, mesh: Mesh
+    graph: nnx.GraphDef, state: TrainState, part: Abstract, mesh: Mesh
 ) -> int:
     """Returns the bytes that a forward pass leaves to its backward pass."""
 
@@ -95,9 +107,7 @@ def _residuals(
 
         return jax.tree.leaves(jax.vjp(loss, state.params)[1])
 
-    part = config.data.batch_size // config.run.microbatches
-    data = dataclasses.replace(config.data, batch_size=part)
-    arguments = state, _batch(dataclasses.replace(config, data=data), mesh)
+    arguments = state, part
     with jax.set_mesh(mesh):
         traced = jax.make_jaxpr(forward)(*arguments)
         # Parameters are saved as well, but they are there anyway.
@@ -139,16 +149,16 @@ def placed(state: TrainState, mesh: Mesh) -> TrainState:
     return jax.tree.map(place, partitioning(state), state, is_leaf=is_layout)
 
 
-def _batch(config: ExperimentConfig, mesh: Mesh) -> Abstract:
+def batch(config: ExperimentConfig, *, mesh: Mesh, integers: Sequence[str]) -> Abstract:
     """Returns the shapes of a batch."""
     array = functools.partial(
         jax.ShapeDtypeStruct,
         (config.data.batch_size, config.data.sequence_length),
         sharding=NamedSharding(mesh, sharding.spec("batch", None)),
     )
-    names = ("inputs", "targets", "segment_ids", "positions")
-    return {name: array(jnp.int32) for name in names} | {
-        "loss_mask": array(jnp.float32)
+    return {
+        **{name: array(jnp.int32) for name in integers},
+        "loss_mask": array(jnp.float32),
     }
 
 

@@ -19,7 +19,7 @@ from rich.table import Table
 from experiments import presets, pretrain, terminal
 from experiments.devices import DEVICES
 from experiments.estimate import Estimate, estimate
-from experiments.footprint import Footprint, measure
+from experiments.footprint import PACKED, Footprint, measure
 from experiments.presets import ExperimentConfig
 from fp4jax import models, sharding
 
@@ -115,10 +115,21 @@ def configure(arguments: Arguments) -> ExperimentConfig:
 
 
 def forecast(
-    config: ExperimentConfig, *, mesh: Mesh, device: str
+    config: ExperimentConfig,
+    *,
+    mesh: Mesh,
+    device: str,
+    integers: Sequence[str] = PACKED,
 ) -> tuple[Footprint, Estimate]:
-    """Returns what each device of a mesh needs, and how long a step takes there."""
-    footprint, model = measure(config, mesh=mesh)
+    """Returns what each device of a mesh needs, and how long a step takes there.
+
+    Args:
+      config: its first policy counts.
+      mesh: of as many devices as the run is to have.
+      device: what they are.
+      integers: of a batch, as for `footprint.measure`.
+    """
+    footprint, model = measure(config, mesh=mesh, integers=integers)
     seconds = estimate(
         model,
         config,

@@ -3,7 +3,8 @@
     python -m experiments.kernels.reality --steps steps.jsonl [--out FILE]
 
 Takes rows of `experiments.kernels.step` on one device, plans each policy, model and
-batch of them on a CPU, and prints planned over measured memory and time.
+batch of them on a CPU, and prints planned over measured memory and time. A plan is of
+the same program: with a mask of documents where rows have several.
 """
 
 import json
@@ -16,7 +17,7 @@ import tyro
 from jax.sharding import Mesh
 from rich.table import Table
 
-from experiments import plan, presets, terminal
+from experiments import footprint, plan, presets, terminal
 from experiments.devices import DEVICES
 from experiments.presets import ExperimentConfig
 from fp4jax import policies, sharding
@@ -27,7 +28,7 @@ _GIB = 2**30
 
 def main(
     steps: Path, *, cases: tuple[str, ...] = ("bf16",), out: Path | None = None
-) -> None:
+) -> int:
     """Compares plans with measured steps.
 
     Args:
@@ -45,12 +46,17 @@ def main(
         row = json.loads(line)
         if row["case"] not in cases or "milliseconds" not in row:
             continue
-        found = compare(row, mesh)
+        try:
+            found = compare(row, mesh)
+        except ValueError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
         if out is not None:
             with JsonLines(out) as file:
                 file.write(found)
         table.add_row(row["model"], row["case"], *_cells(found))
     terminal.console(100).print(table)
+    return 0
 
 
 def compare(row: Mapping[str, Any], mesh: Mesh) -> dict[str, Any]:
@@ -69,17 +75,21 @@ def compare(row: Mapping[str, Any], mesh: Mesh) -> dict[str, Any]:
             f"{row['case']!r}, of which there is no plan."
         )
     config = _config(row)
-    footprint, seconds = plan.forecast(config, mesh=mesh, device=_device(row))
+    integers = footprint.WHOLE if row["documents"] == 1 else footprint.PACKED
+    found, seconds = plan.forecast(
+        config, mesh=mesh, device=_device(row), integers=integers
+    )
     planned = 1e3 * seconds.bounds[0]
     measured = min(row["milliseconds"])
     return {
         "model": row["model"],
         "case": row["case"],
         "batch": row["batch"],
+        "documents": row["documents"],
         "set": row["set"],
-        "planned_bytes": footprint.peak,
+        "planned_bytes": found.peak,
         "measured_bytes": row["program_bytes"],
-        "bytes_ratio": footprint.peak / row["program_bytes"],
+        "bytes_ratio": found.peak / row["program_bytes"],
         "planned_milliseconds": planned,
         "measured_milliseconds": measured,
         "milliseconds_ratio": planned / measured,
