@@ -103,8 +103,17 @@ def sign_vector(hadamard: Hadamard, key: jax.Array | None, stream: int) -> jax.A
     return jnp.where(bits < 2**15, jnp.float32(1), jnp.float32(-1))
 
 
+def signs_of(
+    hadamard: Hadamard, key: jax.Array | None, stream: int
+) -> tuple[float, ...] | jax.Array:
+    """Returns `sign_vector`, as numbers where no key is drawn from."""
+    if hadamard.draws:
+        return sign_vector(hadamard, key, stream)
+    return _fixed_signs(hadamard)
+
+
 @functools.cache
-def fixed_signs(hadamard: Hadamard) -> tuple[float, ...]:
+def _fixed_signs(hadamard: Hadamard) -> tuple[float, ...]:
     """Returns the signs of a transform that draws none as numbers.
 
     Also inside of `jax.shard_map`, where arrays that a program computes are parts. Once

@@ -10,6 +10,7 @@ from fp4jax.kernels import devices
 from fp4jax.kernels.choice import KERNELS, Kernels
 from fp4jax.kernels.quantize import (
     INTERPRETED,
+    MOSAIC,
     Output,
     Quantized,
     api,
@@ -20,7 +21,6 @@ from tests.kernels.cases import (
     QUANTIZERS,
     assert_equal,
     how,
-    interpreter,
     mosaic,
     on_cpu,
     parts,
@@ -32,23 +32,23 @@ axes = pytest.mark.parametrize("axis", [1, 2], ids=["columns", "rows"])
 dtypes = pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 
 
-def by_kernel(*args, **kwargs):
-    from fp4jax.kernels.quantize import mosaic
-
-    return mosaic.quantize(*args, **kwargs)
+def by_kernels(backend, x, quantizer, **how):
+    """What kernels make of an array, and of its amax."""
+    names = ("axis", "key", "site")
+    if quantizer.tensor_scale is not None:
+        how["amax"] = backend.amax(x, quantizer, **{name: how[name] for name in names})
+    return backend.quantize(x, quantizer, **how)
 
 
 def check(x, quantizer, axis, outputs=tuple(Output)):
     """Compares a kernel with the reference, interpreted where no device runs it."""
-    keywords = how(quantizer, axis) | {"outputs": outputs}
+    backend = INTERPRETED if devices.without_mosaic() else MOSAIC
 
-    def by_kernel(x):
-        from fp4jax.kernels.quantize import mosaic
+    def call(x):
+        keywords = how(quantizer, axis) | {"outputs": outputs}
+        return parts(by_kernels(backend, x, quantizer, **keywords))
 
-        keys = {"interpret": interpreter(), "key": jax.random.key(5)}
-        return parts(mosaic.quantize(x, quantizer, **keywords | keys))
-
-    found = Quantized(*(by_kernel if interpreter() else jax.jit(by_kernel))(x))
+    found = Quantized(*(call if backend.interpreted else jax.jit(call))(x))
     expected = on_cpu(
         lambda x: reference.quantize(x, quantizer, **how(quantizer, axis)), x
     )
@@ -92,7 +92,7 @@ def test_shapes_are_padded_to_what_the_kernel_takes(name, axis):
 def test_edge_values(name, value):
     x = tensor((2, 64, 128), jnp.float32).at[1, :16, 3].set(value)
     # A CPU gives NaNs signs, which no code of a NaN block should tell.
-    is_loose = interpreter() and jnp.isnan(value)
+    is_loose = devices.without_mosaic() and jnp.isnan(value)
     outputs = [o for o in Output if o != Output.CODES or not is_loose]
     x = x.at[0].set(value if value == 0 else x[0])
     check(x, QUANTIZERS[name], 2, outputs)
@@ -102,7 +102,9 @@ def test_edge_values(name, value):
 @pytest.mark.parametrize("name, axis", [("uniform-rht-sr", 2), ("nvfp4-square", 1)])
 def test_lowers_for_cuda(name, axis):
     quantizer = QUANTIZERS[name]
-    call = functools.partial(by_kernel, quantizer=quantizer, **how(quantizer, axis))
+    call = functools.partial(
+        by_kernels, MOSAIC, quantizer=quantizer, **how(quantizer, axis)
+    )
     x = jax.ShapeDtypeStruct((2, 64, 128), jnp.bfloat16)
     arrays = jax.jit(lambda x: call(x).arrays[Output.OPERAND])
     text = arrays.trace(x).lower(lowering_platforms=("cuda",)).as_text()

@@ -114,7 +114,7 @@ def test_fixed_signs_are_numbers_also_where_arrays_are_parts():
     found = []
 
     def part(x):
-        found.append(hadamard.fixed_signs(rotation))
+        found.append(hadamard.signs_of(rotation, None, 0))
         return x
 
     with jax.set_mesh(mesh):

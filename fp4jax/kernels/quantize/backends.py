@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import jax
 
 from fp4jax.kernels import devices
+from fp4jax.kernels.amax import tensor_amax
 from fp4jax.kernels.quantize import reference
 from fp4jax.kernels.quantize.outputs import Quantized
-from fp4jax.kernels.tensor_amax import tensor_amax
 from fp4jax.numerics import Quantizer, Site, blocks, hadamard
 
 

@@ -1,7 +1,6 @@
 """Fused quantization on NVIDIA GPUs, in Pallas Mosaic GPU."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,19 +8,18 @@ import jax
 import jax.numpy as jnp
 
 from fp4jax.kernels import planes
-from fp4jax.kernels.amax.mosaic import amax as amax_of
 from fp4jax.kernels.devices import TILE_OF_SQUARES as TILE
 from fp4jax.kernels.devices import WARPGROUP
 from fp4jax.kernels.geometry import Geometry, Where
 from fp4jax.kernels.quantize.outputs import Output, Quantized
 from fp4jax.kernels.runs import along
 from fp4jax.kernels.squares import SIDES, Squares
+from fp4jax.kernels.view import View
 from fp4jax.numerics import (
     F32,
     Quantizer,
     Site,
     Stochastic,
-    blocks,
     exact,
     hadamard,
     random_bits,
@@ -29,7 +27,6 @@ from fp4jax.numerics import (
 )
 from fp4jax.numerics.rounding import Nearest
 
-WIDTHS = (2, 1)  # runs of each thread, the first that the shape has room for
 _MAX_RUN = 128
 
 
@@ -46,15 +43,16 @@ def quantize(
     site: Site = Site.FPROP_X,
     interpret: Any = None,
 ) -> Quantized:
-    """Quantizes an array as `reference.quantize` does, where `unsupported` is None."""
-    view = _View.of(x, axis)
-    width = _width(view, quantizer)
+    """Quantizes an array as `reference.quantize` does, where `unsupported` is None.
+
+    Where there is a tensor scale, of an amax that is given.
+    """
+    view, rotation = View.of(x, axis), quantizer.rotation
     signs = factor = noise = tensor_scale = None
-    if quantizer.rotation is not None:
-        signs = _signs(quantizer, key, site)
+    if rotation is not None:
+        signs = hadamard.signs_of(rotation, key, site.signs_stream)
     if quantizer.tensor_scale is not None:
-        if amax is None:
-            amax = _amax(view, signs, width, interpret)
+        assert amax is not None
         factor = scaling.tensor_factor(amax, quantizer.tensor_scale, quantizer.grid.max)
         tensor_scale = exact.divide(1.0, factor)
         factor = jnp.stack([factor, tensor_scale])
@@ -72,7 +70,7 @@ def quantize(
         outputs=outputs,
         scalars=Scalars(noise, factor, signs),
         period=view.period,
-        width=width,
+        width=view.width(quantizer.multiple),
         interpret=interpret,
     )
     shapes = {
@@ -105,7 +103,7 @@ def unsupported(
         return f"a run must be a multiple of 8 up to {_MAX_RUN}, got {run}"
     if x.shape[axis] % run:
         return f"axis {axis} must be a multiple of {run}, got shape={x.shape}"
-    if not _width(_View.of(x, axis), quantizer):
+    if not View.of(x, axis).width(run):
         return f"there must be a multiple of {WARPGROUP} runs, got shape={x.shape}"
     return None
 
@@ -122,63 +120,6 @@ def _unsupported_squares(
     if not x.size or any(n % m for n, m in zip(x.shape[-2:], TILE, strict=True)):
         return f"the last two axes must be multiples of {TILE}, got shape={x.shape}"
     return None
-
-
-@dataclasses.dataclass(frozen=True)
-class _View:
-    """An array as a matrix with its contraction axis first or last.
-
-    Attributes:
-      matrix: [r, c].
-      axis: the contraction axis of it, or of the matrices that stand one above the
-        other in it.
-      period: rows of each of these.
-      shape: of the array.
-      contraction: the contraction axis of the array.
-    """
-
-    matrix: jax.Array
-    axis: int
-    period: int
-    shape: tuple[int, ...]
-    contraction: int
-
-    @classmethod
-    def of(cls, x: jax.Array, axis: int) -> "_View":
-        n = x.shape[axis]
-        if axis == x.ndim - 1:
-            return cls(x.reshape(-1, n), 1, n, x.shape, axis)
-        columns = math.prod(x.shape[axis + 1 :])
-        return cls(x.reshape(-1, columns), 0, n, x.shape, axis)
-
-    def shape_of(self, matrix: jax.Array) -> tuple[int, ...]:
-        """Returns the shape of an array that only the contraction axis may shorten."""
-        n = self.shape[self.contraction] * matrix.size // self.matrix.size
-        return *self.shape[: self.contraction], n, *self.shape[self.contraction + 1 :]
-
-
-def _width(view: _View, quantizer: Quantizer) -> int:
-    """Returns the runs of each thread, 0 if the shape has not room for one."""
-    runs = view.matrix.shape[1]
-    if view.axis == 1:
-        runs = view.matrix.size // quantizer.multiple
-    fitting = (n for n in WIDTHS if runs and runs % (WARPGROUP * n) == 0)
-    return next(fitting, 0)
-
-
-def _signs(quantizer: Quantizer, key: jax.Array | None, site: Site):
-    """Returns the signs of the rotation: numbers where they are fixed."""
-    rotation = quantizer.rotation
-    assert rotation is not None
-    if rotation.draws:
-        return hadamard.sign_vector(rotation, key, site.signs_stream)
-    return hadamard.fixed_signs(rotation)
-
-
-def _amax(view: _View, signs: Any, width: int, interpret: Any) -> jax.Array:
-    if signs is None:
-        return blocks.amax(view.matrix)
-    return amax_of(view.matrix, signs, axis=view.axis, width=width, interpret=interpret)
 
 
 @dataclasses.dataclass(frozen=True)

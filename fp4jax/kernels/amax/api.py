@@ -1,11 +1,10 @@
 """The amax of an array that is rotated, by the kernel for its matrix."""
 
-import math
 from typing import Any
 
 import jax
 
-from fp4jax.kernels.devices import WARPGROUP
+from fp4jax.kernels.view import View
 from fp4jax.numerics import Site, hadamard
 from fp4jax.numerics.hadamard import Hadamard
 
@@ -31,15 +30,11 @@ def tensor_amax(
     """
     from fp4jax.kernels.amax import mosaic
 
-    signs: Any
-    if rotation.draws:
-        signs = hadamard.sign_vector(rotation, key, site.signs_stream)
-    else:
-        signs = hadamard.fixed_signs(rotation)
-    if axis == x.ndim - 1:
-        matrix, along, runs = x.reshape(-1, x.shape[axis]), 1, x.size // rotation.size
-    else:
-        runs = math.prod(x.shape[axis + 1 :])
-        matrix, along = x.reshape(-1, runs), 0
-    width = 2 if runs % (2 * WARPGROUP) == 0 else 1
-    return mosaic.amax(matrix, signs, axis=along, width=width, interpret=interpret)
+    view = View.of(x, axis)
+    return mosaic.amax(
+        view.matrix,
+        hadamard.signs_of(rotation, key, site.signs_stream),
+        axis=view.axis,
+        width=view.width(rotation.size),
+        interpret=interpret,
+    )

@@ -1,0 +1,54 @@
+"""An array of any rank as the matrix that a kernel reads."""
+
+import dataclasses
+import math
+
+import jax
+
+from fp4jax.kernels.devices import WARPGROUP
+
+WIDTHS = (2, 1)  # runs of each thread, the first that the shape has room for
+
+
+@dataclasses.dataclass(frozen=True)
+class View:
+    """An array as a matrix with its contraction axis first or last.
+
+    Attributes:
+      matrix: [r, c].
+      axis: the contraction axis of it, or of the matrices that stand one above the
+        other in it.
+      period: rows of each of these.
+      shape: of the array.
+      contraction: the contraction axis of the array.
+    """
+
+    matrix: jax.Array
+    axis: int
+    period: int
+    shape: tuple[int, ...]
+    contraction: int
+
+    @classmethod
+    def of(cls, x: jax.Array, axis: int) -> "View":
+        """Returns that of an array and its contraction axis."""
+        n = x.shape[axis]
+        if axis == x.ndim - 1:
+            return cls(x.reshape(-1, n), 1, n, x.shape, axis)
+        columns = math.prod(x.shape[axis + 1 :])
+        return cls(x.reshape(-1, columns), 0, n, x.shape, axis)
+
+    def shape_of(self, matrix: jax.Array) -> tuple[int, ...]:
+        """Returns the shape of an array that only the contraction axis may shorten."""
+        n = self.shape[self.contraction] * matrix.size // self.matrix.size
+        return *self.shape[: self.contraction], n, *self.shape[self.contraction + 1 :]
+
+    def width(self, run: int) -> int:
+        """Returns the runs of each thread, 0 if the shape has not room for one.
+
+        Args:
+          run: elements of a run.
+        """
+        runs = self.matrix.shape[1] if self.axis == 0 else self.matrix.size // run
+        fitting = (n for n in WIDTHS if runs and runs % (WARPGROUP * n) == 0)
+        return next(fitting, 0)
