@@ -94,7 +94,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     setting.prepare(dry=arguments.dry)
     if arguments.dry:
         arguments = dataclasses.replace(
-            arguments, model="tiny", policies=("ti2d",), rows=8, sequence=32, size=256
+            arguments,
+            model="olmo_tiny",
+            policies=("ufp4",),
+            rows=8,
+            sequence=32,
+            size=256,
         )
     known = meshes(jax.device_count(), has_experts=False)
     rows = []
