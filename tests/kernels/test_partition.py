@@ -13,7 +13,7 @@ from fp4jax import recipes
 from fp4jax.kernels.choice import KERNELS, Kernels
 from fp4jax.kernels.partition import mesh_of, spread_of
 from fp4jax.kernels.quantize import quantize, reference
-from tests.kernels.cases import OPAQUE, QUANTIZERS, assert_equal, how
+from tests.kernels.cases import OPAQUE, QUANTIZERS, Opaque, assert_equal, how
 
 AUTO, EXPLICIT = (jax.make_mesh((4, 2), ("a", "b"), (t, t)) for t in list(AxisType)[:2])
 X = jax.random.normal(jax.random.key(0), (8, 256, 128))
@@ -102,21 +102,88 @@ def test_runs_that_devices_would_cut_come_together(name, axis):
     assert check(AUTO, name, axis, P(None, None, ("a", "b"))) == {"all-gather"}
 
 
-def test_explicit_axes_that_cut_runs_are_one_sentence():
-    with pytest.raises(ValueError, match="axis 2 must be spread in whole runs of 64"):
+CUT = "axis 2 must be spread in whole runs of {}, got shape=.*; reshard it"
+
+
+def test_explicit_axes_that_cut_rotations_are_one_sentence():
+    with pytest.raises(Exception, match=CUT.format(64)):
         compiled(EXPLICIT, "uniform-rht64", 2, P(None, None, ("a", "b")))
 
 
-def test_what_a_part_leaves_automatic_is_left_to_the_compiler():
+def test_explicit_axes_that_cut_runs_are_left_to_the_compiler():
+    assert check(EXPLICIT, "ti2d-sr", 1, P(None, None, ("a", "b"))) == {"all-reduce"}
+    quantizer = QUANTIZERS["ti2d-sr"]
+    with jax.set_mesh(EXPLICIT), pytest.raises(NotImplementedError, match="whole runs"):
+        x = spread_over(EXPLICIT, X, P(None, None, ("a", "b")))
+        quantize(x, quantizer, implementation="mosaic", **how(quantizer, 1))
+
+
+class Unable(Opaque):
+    """Kernels that must not be called."""
+
+    def quantize(self, x, quantizer, **how):
+        raise AssertionError(f"a kernel was called for {x}")
+
+
+def test_axes_of_two_kinds_are_left_to_the_compiler():
     quantizer = QUANTIZERS["uniform-rht-sr"]
 
     def function(x):
         return quantize(x, quantizer, **how(quantizer, 2)).arrays
 
-    with jax.set_mesh(AUTO), KERNELS(Kernels(quantize=OPAQUE)):
-        rows = {"in_specs": P("a"), "out_specs": P("a"), "axis_names": {"a"}}
-        program = jax.make_jaxpr(jax.shard_map(function, **rows))(X)
-    assert "custom_partitioning" not in str(program)
+    mixed = jax.make_mesh((4, 2), ("a", "b"), (AxisType.Explicit, AxisType.Auto))
+    rows = {"in_specs": P("a"), "out_specs": P("a"), "axis_names": {"a"}}
+    for mesh, f in (AUTO, jax.shard_map(function, **rows)), (mixed, function):
+        with jax.set_mesh(mesh), KERNELS(Kernels(quantize=Unable())):
+            jax.eval_shape(f, jax.device_put(X, NamedSharding(mesh, P("a"))))
+
+
+@meshes
+@pytest.mark.parametrize(
+    "name, in_axes, spec, sent",
+    [
+        ("uniform-rht-sr", (0, 0), P("a", "b"), set()),
+        ("nvfp4-rht", (0, None), P("a", "b"), {"all-reduce"}),
+        ("mxfp8", (0, None), P(("a", "b")), set()),
+        ("uniform-rht-sr", (None, 0), P(), None),
+    ],
+)
+def test_lanes_are_quantized_where_they_lie(mesh, name, in_axes, spec, sent):
+    quantizer = QUANTIZERS[name]
+
+    def lane(x, key):
+        found = quantize(x, quantizer, **how(quantizer, 0) | {"key": key})
+        return found.arrays, found.tensor_scale
+
+    keys = jax.random.split(jax.random.key(6), 8)
+    args = [a if i == 0 else a[0] for a, i in zip((X, keys), in_axes, strict=True)]
+    expected = jax.vmap(lane, in_axes)(*args)
+    of_keys = P("a") if in_axes[1] == 0 else P()
+    args = [
+        jax.device_put(a, NamedSharding(mesh, of))
+        for a, of in zip(args, (spec, of_keys), strict=True)
+    ]
+    with jax.set_mesh(mesh), KERNELS(Kernels(quantize=OPAQUE)):
+        program = jax.jit(jax.vmap(lane, in_axes)).lower(*args).compile()
+    jax.tree.map(np.testing.assert_array_equal, program(*args), expected)
+    found = set(re.findall(COLLECTIVE, program.as_text()))
+    assert sent is None or found == sent
+
+
+def test_lanes_of_lanes_are_those_of_one_vmap():
+    quantizer = QUANTIZERS["nvfp4-sr-pad"]
+
+    def lane(x, key):
+        found = quantize(x, quantizer, **how(quantizer, 1) | {"key": key})
+        return found.arrays, found.tensor_scale
+
+    x, keys = X.reshape(2, 4, 2, 128, 128), jax.random.split(jax.random.key(6), 4)
+    both = jax.vmap(jax.vmap(lane), in_axes=(0, None))
+    expected = both(x, keys)
+    with jax.set_mesh(EXPLICIT), KERNELS(Kernels(quantize=OPAQUE)):
+        x = jax.sharding.reshard(x, P("b", "a"))
+        found = jax.jit(both)(x, jax.sharding.reshard(keys, P("a")))
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 @meshes

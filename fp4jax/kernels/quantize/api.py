@@ -74,7 +74,8 @@ def quantize(
     if implementation != "xla":
         backend = _backend(x, quantizer, axis, other, implementation)
     if backend is None:
-        return reference.quantize(x, quantizer, outputs=outputs, **how)
+        with partition.explaining(x, quantizer, axis, other):
+            return reference.quantize(x, quantizer, outputs=outputs, **how)
     found = call.quantize(x, quantizer, backend=backend, outputs=outputs, **how)
     return _cut(found, x.shape, quantizer, axis, other)
 
@@ -103,7 +104,8 @@ def quantize_blocks(
     if tokens is None and groups is None:
         backend = _backend(x, quantizer, axis, other, None)
     if backend is None:
-        return by_xla(x, quantizer, **how, tokens=tokens, groups=groups)
+        with partition.explaining(x, quantizer, axis, other):
+            return by_xla(x, quantizer, **how, tokens=tokens, groups=groups)
     found = call.quantize(x, quantizer, backend=backend, outputs=outputs, **how)
     shape = list(x.shape)
     shape[axis] += -shape[axis] % quantizer.multiple
@@ -122,7 +124,9 @@ def _backend(
     backend = MOSAIC if implementation else chosen().quantize or MOSAIC
     if not backend.is_opaque:
         return None
-    why = partition.why_not(x) or backend.why_not(x, quantizer, axis=axis, other=other)
+    axes = {"axis": axis, "other": other}
+    why = partition.why_not(x, quantizer, **axes)
+    why = why or backend.why_not(x, quantizer, **axes)
     if why is None:
         return backend
     if implementation is not None:

@@ -78,30 +78,16 @@ def _of_lanes(call: Call) -> Any:
 
     @operation.def_vmap
     def _(size: int, in_batched: Any, x: jax.Array, scalars: Scalars):
-        del size
         x_batched, of_scalars = in_batched
         is_shared = not any(jax.tree.leaves(of_scalars))
         if x_batched and is_shared and call.treats_rows_alike(scalars):
             found = _of_lanes(call.of_more_rows())(x, scalars)
-        else:
-            found = _lane_by_lane(operation, in_batched, (x, scalars))
+        elif x_batched or partition.are_spread(scalars, of_scalars):
+            lanes = partition.as_lanes(size, in_batched, (x, scalars))
+            found = _of_lanes(call.of_more_lanes())(*lanes)
+        else:  # nothing but a key of theirs tells lanes apart: they read x in turn
+            lanes = partition.as_lanes(size, of_scalars, scalars)
+            found = lax.map(lambda of_lane: operation(x, of_lane), lanes)
         return found, jax.tree.map(lambda _: True, found)
 
     return operation
-
-
-def _lane_by_lane(operation: Any, in_batched: Any, args: Any) -> tuple[Any, ...]:
-    """Returns what a function makes of the lanes of its arguments, one by one."""
-    leaves, structure = jax.tree.flatten(args)
-    flags = jax.tree.leaves(in_batched)
-    lanes = [a for a, is_batched in zip(leaves, flags, strict=True) if is_batched]
-
-    def lane(batched: list[jax.Array]) -> tuple[Any, ...]:
-        of_lane = iter(batched)
-        whole = [
-            next(of_lane) if is_batched else a
-            for a, is_batched in zip(leaves, flags, strict=True)
-        ]
-        return operation(*jax.tree.unflatten(structure, whole))
-
-    return lax.map(lane, lanes)

@@ -32,6 +32,7 @@ class Call:
       other: the second axis of square blocks.
       site: which of the key's streams to draw from.
       length: of the other axis, which is padded to whole blocks.
+      lanes: how many leading axes are of arrays that have scalars of their own.
     """
 
     backend: Backend
@@ -41,11 +42,20 @@ class Call:
     other: int | None
     site: Site
     length: int | None = None
+    lanes: int = 0
 
     def of_more_rows(self) -> "Call":
         """Returns that of an array with one free axis more, its first."""
         other = None if self.other is None else self.other + 1
         return dataclasses.replace(self, axis=self.axis + 1, other=other)
+
+    def of_more_lanes(self) -> "Call":
+        """Returns that of several arrays, along a first axis."""
+        return dataclasses.replace(self.of_more_rows(), lanes=self.lanes + 1)
+
+    def of_a_lane(self) -> "Call":
+        """Returns that of one of the arrays along the first axis."""
+        return dataclasses.replace(self.of_fewer_rows([0]), lanes=self.lanes - 1)
 
     def of_fewer_rows(self, axes: list[int]) -> "Call":
         """Returns that of an array without some of its free axes."""
@@ -58,7 +68,8 @@ class Call:
 
     def treats_rows_alike(self, scalars: "Scalars") -> bool:
         """Whether neither the place of a row nor any other row matters to it."""
-        return not self.quantizer.is_stochastic and not self.reads_all(scalars)
+        is_of_all = self.quantizer.is_stochastic or self.reads_all(scalars)
+        return self.lanes == 0 and not is_of_all
 
     def reads_all(self, scalars: "Scalars") -> bool:
         """Whether a tensor scale is made of the array."""
@@ -75,7 +86,7 @@ class Call:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Scalars:
-    """What a quantization reads besides its array.
+    """What a quantization reads besides its array, each behind its lanes.
 
     Attributes:
       key: uint32 [2] words of a Threefry key, or None.
@@ -96,13 +107,19 @@ def quantize(
     Args:
       call: the quantization.
       x: the part.
-      scalars: of the whole.
+      scalars: of the whole, of the lanes of the part.
       spread: of the whole; () if x is the whole.
 
     Returns:
       The outputs; with them the amax of the whole, if it had to be read.
     """
     spread = spread or ((),) * x.ndim
+    if call.lanes:
+        of_a_lane = call.of_a_lane()
+        return lax.map(
+            lambda lane: quantize(of_a_lane, lane[0], lane[1], spread[1:]),
+            (x, scalars),
+        )
     inputs = _Inputs.of(call, x, scalars, spread)
     if call.quantizer.is_stochastic:
         first, strides = _place(call, x.shape, scalars, spread)

@@ -1,14 +1,17 @@
 """How a quantization is divided over the devices of a mesh: each does its part.
 
-No array is gathered: a contraction axis may be spread in whole runs, any other axis in
-any way. On Explicit axes the type of the array says how it is spread; on Auto axes the
-partitioner does, by a rule.
+No array in equal parts is gathered: a contraction axis may be spread in whole runs, any
+other axis, as that of `jax.vmap`, in any way. On Explicit axes the type of the array
+says how it is spread; on Auto axes the partitioner does, by a rule.
 """
 
+import contextlib
 import functools
+import math
 from typing import Any
 
 import jax
+from jax import lax
 from jax.experimental.custom_partitioning import (
     ArrayMapping,
     CompoundFactor,
@@ -21,14 +24,83 @@ from jax.sharding import PartitionSpec as P
 from fp4jax.kernels.partition import Spread, mesh_of, spread_of
 from fp4jax.kernels.quantize import part
 from fp4jax.kernels.quantize.part import Call, Scalars
+from fp4jax.numerics import Quantizer
 
 
-def why_not(x: jax.Array) -> str | None:
+def why_not(
+    x: jax.Array, quantizer: Quantizer, *, axis: int, other: int | None
+) -> str | None:
     """Returns why the work on an array cannot be divided, or None."""
     mesh = jax.typeof(x).sharding.mesh
-    if {AxisType.Manual, AxisType.Auto} <= set(mesh.axis_types):
-        return f"no rule divides what jax.shard_map leaves automatic of {mesh.shape}"
+    if AxisType.Auto in (kinds := set(mesh.axis_types)) and len(kinds) > 1:
+        return f"no rule divides over the automatic axes of {mesh} alone"
+    return _cut(x, quantizer, axis, other)
+
+
+@contextlib.contextmanager
+def explaining(x: jax.Array, quantizer: Quantizer, axis: int, other: int | None):
+    """Adds a note to an error of XLA's path, where its cause may be how x is spread."""
+    try:
+        yield
+    except Exception as error:
+        if (why := _cut(x, quantizer, axis, other)) is not None:
+            error.add_note(f"quantize: {why}.")
+        raise
+
+
+def _cut(
+    x: jax.Array, quantizer: Quantizer, axis: int, other: int | None
+) -> str | None:
+    """Returns which axis the type of an array spreads in parts of runs, or None."""
+    sharding = jax.typeof(x).sharding
+    sizes, spread = dict(sharding.mesh.shape), _spread(sharding.spec, x.ndim)
+    for i in (axis,) if other is None else (axis, other):
+        shards = math.prod(sizes[name] for name in spread[i])
+        if shards > 1 and x.shape[i] % (shards * quantizer.multiple):
+            return (
+                f"axis {i} must be spread in whole runs of {quantizer.multiple}, got "
+                f"shape={x.shape} over {spread[i]} of {sizes}; reshard it, or spread "
+                "another axis"
+            )
     return None
+
+
+def are_spread(scalars: Scalars, batched: Any) -> bool:
+    """Returns whether lanes of scalars are, by their types, on several devices."""
+    leaves = zip(jax.tree.leaves(scalars), jax.tree.leaves(batched), strict=True)
+    return any(is_batched and _first(a) is not None for a, is_batched in leaves)
+
+
+def as_lanes(size: int, batched: Any, args: Any) -> Any:
+    """Returns arrays with a first axis, of lanes, which all spread alike.
+
+    Args:
+      size: of that axis.
+      batched: whether an array has it.
+      args: the arrays.
+    """
+    leaves, structure = jax.tree.flatten(args)
+    flags, lanes = jax.tree.leaves(batched), None
+    for a, is_batched in zip(leaves, flags, strict=True):
+        if is_batched and _first(a) is not None:
+            lanes = jax.typeof(a).sharding
+
+    def as_lane(a: jax.Array, is_batched: bool) -> jax.Array:
+        if lanes is None:
+            return a if is_batched else lax.broadcast(a, (size,))
+        spec = jax.typeof(a).sharding.spec[1 if is_batched else 0 :]
+        spread = NamedSharding(lanes.mesh, P(lanes.spec[0], *spec))
+        if is_batched:
+            return jax.sharding.reshard(a, spread)
+        return lax.broadcast(a, (size,), out_sharding=spread)
+
+    return jax.tree.unflatten(structure, map(as_lane, leaves, flags))
+
+
+def _first(x: jax.Array) -> Any:
+    """Returns over what the type of an array spreads its first axis."""
+    spec = jax.typeof(x).sharding.spec
+    return spec[0] if spec else None
 
 
 def quantize(call: Call, x: jax.Array, scalars: Scalars) -> tuple[Any, ...]:
@@ -49,18 +121,16 @@ def _explicit(call: Call, x: jax.Array, scalars: Scalars) -> tuple[Any, ...]:
     """Quantizes an array whose type says how it is spread."""
     sharding = jax.typeof(x).sharding
     mesh, spread = sharding.mesh, _spread(sharding.spec, x.ndim)
-    _check_whole(call, x.shape, spread, mesh)
-    explicit = {
-        name
-        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
-        if kind == AxisType.Explicit
-    }
-    outputs = [sharding.spec] * len(call.outputs)
+    of_rest = P(*sharding.spec[: call.lanes])
+    outputs = (sharding.spec,) * len(call.outputs)
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    explicit = {name for name, kind in kinds if kind == AxisType.Explicit}
     return jax.shard_map(
         lambda x, scalars: part.quantize(call, x, scalars, spread),
-        in_specs=(sharding.spec, P()),
-        out_specs=(*outputs, P()) if call.reads_all(scalars) else tuple(outputs),
-        axis_names=explicit,
+        in_specs=(sharding.spec, of_rest),
+        out_specs=(*outputs, of_rest) if call.reads_all(scalars) else outputs,
+        # None named are all that `jax.vmap` does not hide.
+        axis_names=set() if explicit == set(mesh.axis_names) else explicit,
         check_vma=False,
     )(x, scalars)
 
@@ -82,7 +152,7 @@ def _auto(call: Call, structure: Any, axes: tuple[tuple[str, int], ...]) -> Any:
         spread = spread_of(x.sharding, x.shape, mesh)
         spread = _whole(call, x.shape, spread, mesh)
         of_x = NamedSharding(mesh, P(*(names or None for names in spread)))
-        of_rest = NamedSharding(mesh, P())
+        of_rest = NamedSharding(mesh, P(*of_x.spec[: call.lanes]))
 
         def local(x: jax.Array, *leaves: jax.Array) -> tuple[Any, ...]:
             of_part = jax.tree.unflatten(structure, leaves)
@@ -132,14 +202,16 @@ def _rule(call: Call, args: Any, results: Any) -> SdyShardingRule:
         return ArrayMapping(*(factors(of, i) for i in range(len(of.shape))))
 
     def replicated(of: Any, name: str) -> ArrayMapping:
-        return ArrayMapping(*(f"{name}{i}" for i in range(len(of.shape))))
+        inside = (f"{name}{i}" for i in range(call.lanes, len(of.shape)))
+        return ArrayMapping(*(f"d{i}" for i in range(call.lanes)), *inside)
 
     count = len(call.outputs)
     operands = (
         mapping(args[0]),
         *(replicated(of, f"s{j}n") for j, of in enumerate(args[1:])),
     )
-    found = (*map(mapping, results[:count]), *(ArrayMapping() for _ in results[count:]))
+    of_lanes = (replicated(of, "r") for of in results[count:])
+    found = (*map(mapping, results[:count]), *of_lanes)
     # Sizes are those of factors that are no dimension of their own anywhere.
     used = {f for of in (*operands, *found) for f in of}
     parts = {f for each in used if isinstance(each, CompoundFactor) for f in each}
@@ -165,9 +237,7 @@ def _is_whole(
     """Returns whether every device has whole runs, or squares, along an axis."""
     if axis not in (call.axis, call.other):
         return True
-    shards = 1
-    for name in spread[axis]:
-        shards *= mesh.shape[name]
+    shards = math.prod(mesh.shape[name] for name in spread[axis])
     return shape[axis] % (shards * call.quantizer.multiple) == 0
 
 
@@ -177,13 +247,3 @@ def _whole(call: Call, shape: tuple[int, ...], spread: Spread, mesh: Any) -> Spr
         names if _is_whole(call, shape, spread, mesh, axis) else ()
         for axis, names in enumerate(spread)
     )
-
-
-def _check_whole(call: Call, shape: tuple[int, ...], spread: Spread, mesh: Any) -> None:
-    for axis in range(len(shape)):
-        if not _is_whole(call, shape, spread, mesh, axis):
-            raise ValueError(
-                f"quantize: axis {axis} must be spread in whole runs of "
-                f"{call.quantizer.multiple}, got shape={shape} over {spread[axis]} of "
-                f"{dict(mesh.shape)}. Reshard it, or spread another axis."
-            )
