@@ -26,7 +26,7 @@ BREADTH = (
     r"experiments/(scaling_gpus/.*(measured_on|losses_are_of)|.*multiplies_equal)",
     r"experiments/test_families.*policy_trains",
     r"experiments/test_processes.*onto_eight",
-    r"kernels/test_partition.*(without_kernels|come_together|lanes_of_lanes)",
+    r"kernels/test_partition.*(without_kernels|come_together|lanes_(of_lanes|have))",
     r"kernels/test_partition.*lie\[(?!uniform-rht-sr-in_axes0.*auto|nvfp4.*explicit)",
     r"kernels/test_partition.*part\[(?!uniform-rht-sr-1.*auto|nvfp4-sr-pad.*explicit)",
     r"kernels/test_quantize.*(every_kernel|padded.*\[(?!columns-ti2d)|values\[(?!uniform-rht-sr-nan))",

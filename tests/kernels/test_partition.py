@@ -3,6 +3,7 @@
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding
@@ -168,6 +169,22 @@ def test_lanes_are_quantized_where_they_lie(mesh, name, in_axes, spec, sent):
     jax.tree.map(np.testing.assert_array_equal, program(*args), expected)
     found = set(re.findall(COLLECTIVE, program.as_text()))
     assert sent is None or found == sent
+
+
+@meshes
+def test_lanes_have_places_and_amaxes_of_their_own(mesh):
+    quantizer = QUANTIZERS["nvfp4-sr-pad"]
+
+    def lane(x, amax, row):
+        given = {"amax": amax, "start": (row, jnp.uint32(0))}
+        return quantize(x, quantizer, **how(quantizer, 1) | given).arrays
+
+    args = X, jnp.arange(1.0, 9.0), 32 * jnp.arange(8, dtype=jnp.uint32)
+    expected = jax.vmap(lane)(*args)
+    spread = jax.device_put(args, NamedSharding(mesh, P("a")))
+    with jax.set_mesh(mesh), KERNELS(Kernels(quantize=OPAQUE)):
+        found = jax.jit(jax.vmap(lane))(*spread)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 def test_lanes_of_lanes_are_those_of_one_vmap():

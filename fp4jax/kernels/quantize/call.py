@@ -42,7 +42,7 @@ def quantize(
     scalars = Scalars(
         key=jax.random.key_data(key) if key is not None and quantizer.draws else None,
         amax=None if amax is None else jnp.asarray(amax, jnp.float32),
-        start=jnp.stack(start) if start and quantizer.is_stochastic else None,
+        start=start if quantizer.is_stochastic else None,
     )
     x, scalars = lax.stop_gradient((x, scalars))
     found = fp4_quantize(x, scalars, call=call)

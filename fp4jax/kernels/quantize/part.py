@@ -91,12 +91,12 @@ class Scalars:
     Attributes:
       key: uint32 [2] words of a Threefry key, or None.
       amax: float32 [] of the rotated array, or None.
-      start: uint32 [2], row and column of the first element, or None: (0, 0).
+      start: uint32 [], row and column of the first element, or None: (0, 0).
     """
 
     key: jax.Array | None = None
     amax: jax.Array | None = None
-    start: jax.Array | None = None
+    start: tuple[jax.Array, jax.Array] | None = None
 
 
 def quantize(
