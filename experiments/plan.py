@@ -101,16 +101,13 @@ def configure(arguments: Arguments) -> ExperimentConfig:
         raise ValueError(
             f"--device: must be one of {', '.join(DEVICES)}, got {arguments.device!r}."
         )
-    return presets.resolve(
+    return presets.of_batch(
         arguments.model,
-        policy_names=[arguments.policy],
-        alone=True,
-        assignments=[
-            f"data.batch_size={arguments.batch}",
-            f"data.sequence_length={arguments.sequence}",
-            f"run.microbatches={arguments.microbatches}",
-            *arguments.set,
-        ],
+        arguments.batch,
+        arguments.sequence,
+        f"run.microbatches={arguments.microbatches}",
+        *arguments.set,
+        policy=arguments.policy,
     )
 
 

@@ -205,6 +205,31 @@ def resolve(
     return dataclasses.replace(config, model=sized)
 
 
+def of_batch(
+    model: str,
+    rows: int,
+    length: int,
+    *changes: str,
+    policy: str = REFERENCE,
+) -> ExperimentConfig:
+    """Returns the experiment of one policy alone, on batches of a size.
+
+    Args:
+      model: as for `resolve`.
+      rows: of a batch.
+      length: tokens of a row.
+      *changes: assignments as for `resolve`.
+      policy: likewise.
+
+    Raises:
+      ValueError, TypeError: as `resolve`.
+    """
+    sizes = f"data.batch_size={rows}", f"data.sequence_length={length}"
+    return resolve(
+        model, policy_names=[policy], alone=True, assignments=[*sizes, *changes]
+    )
+
+
 def schedule(config: ExperimentConfig, policy: str) -> Policy | Schedule:
     """Returns what a run trains under: a policy, or one that ends in the finish."""
     run, whole = config.run, policies.PRESETS[policy](config.model)

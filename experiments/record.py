@@ -54,6 +54,12 @@ def setting() -> dict[str, Any]:
     }
 
 
+def failure(error: Exception) -> dict[str, Any]:
+    """Returns the row of a measurement that failed: the first line of its error."""
+    text = str(error).partition("\n")[0]
+    return {"error": f"{type(error).__name__}: {text}", **setting()}
+
+
 def git_sha() -> str | None:
     """Returns the commit of this checkout, "-dirty" if changed; None outside of one."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]

@@ -98,7 +98,7 @@ def prepare(task: tuple[Shape, str]) -> Callable[[], dict[str, Any]]:
     try:
         lowered = lower(shape, name)
     except Exception as error:  # of a kernel that this device lacks, any
-        failed = _failed(error)
+        failed = record.failure(error)
         return lambda: failed
 
     def measure() -> dict[str, Any]:
@@ -106,7 +106,7 @@ def prepare(task: tuple[Shape, str]) -> Callable[[], dict[str, Any]]:
         try:
             times = of_compiled(lowered.compile(), inputs, count=2)
         except Exception as error:  # likewise
-            return _failed(error)
+            return record.failure(error)
         return {"milliseconds": [1e3 * t for t in times], **record.setting()}
 
     return measure
@@ -121,11 +121,6 @@ def lower(shape: Shape, name: str) -> jax.stages.Lowered:
         kernels = choice(grouped=case.grouped)
     with KERNELS(kernels):
         return jax.jit(function).lower(jax.eval_shape(lambda: operands(*shape, seed=0)))
-
-
-def _failed(error: Exception) -> dict[str, Any]:
-    text = str(error).partition("\n")[0]
-    return {"error": f"{type(error).__name__}: {text}", **record.setting()}
 
 
 def rows(

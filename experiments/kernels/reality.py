@@ -100,16 +100,7 @@ def compare(row: Mapping[str, Any], mesh: Mesh) -> dict[str, Any]:
 def _config(row: Mapping[str, Any]) -> ExperimentConfig:
     """Returns the experiment whose steps a row is of."""
     rows, length = row["batch"]
-    return presets.resolve(
-        row["model"],
-        policy_names=[row["case"]],
-        alone=True,
-        assignments=[
-            f"data.batch_size={rows}",
-            f"data.sequence_length={length}",
-            *row["set"],
-        ],
-    )
+    return presets.of_batch(row["model"], rows, length, *row["set"], policy=row["case"])
 
 
 def _device(row: Mapping[str, Any]) -> str:

@@ -130,7 +130,7 @@ def prepare(task: tuple[Arguments, str]) -> Callable[[], dict[str, Any]]:
         with KERNELS(kernels):
             lowered = programs.lower(case, config, batches[0])
     except Exception as error:  # of a kernel that this device lacks, any
-        row = _failed(error)
+        row = record.failure(error)
         return lambda: row
     seconds = time.perf_counter() - start
 
@@ -138,7 +138,7 @@ def prepare(task: tuple[Arguments, str]) -> Callable[[], dict[str, Any]]:
         try:
             row = programs.measure(lowered, batches)
         except Exception as error:  # likewise, or for want of memory
-            return _failed(error)
+            return record.failure(error)
         about = {**case.about, "trace_seconds": seconds, **record.setting()}
         return row | _speed(row, config) | about
 
@@ -147,15 +147,8 @@ def prepare(task: tuple[Arguments, str]) -> Callable[[], dict[str, Any]]:
 
 def configure(arguments: Arguments) -> ExperimentConfig:
     """Returns the experiment that the arguments describe."""
-    return presets.resolve(
-        arguments.model,
-        policy_names=[presets.REFERENCE],
-        alone=True,
-        assignments=[
-            f"data.batch_size={arguments.batch}",
-            f"data.sequence_length={arguments.sequence}",
-            *arguments.set,
-        ],
+    return presets.of_batch(
+        arguments.model, arguments.batch, arguments.sequence, *arguments.set
     )
 
 
@@ -192,11 +185,6 @@ def _speed(row: dict[str, Any], config: ExperimentConfig) -> dict[str, Any]:
     devices = jax.devices()[:1]
     share = utilization(speed, flops_per_token=flops, devices=devices)
     return {"tokens_per_second": speed, "utilization": share}
-
-
-def _failed(error: Exception) -> dict[str, Any]:
-    text = str(error).partition("\n")[0]
-    return {"error": f"{type(error).__name__}: {text}", **record.setting()}
 
 
 def _sizes(arguments: Arguments, config: ExperimentConfig) -> dict[str, Any]:

@@ -147,14 +147,14 @@ def prepare(task: Task) -> Callable[[], dict[str, Any]]:
         with KERNELS(choice(grouped=task.grouped)):
             lowered = programs.lower(case, config, batches[0], mesh=mesh)
     except Exception as error:  # of this measurement alone
-        failed = _failed(error)
+        failed = record.failure(error)
         return lambda: failed
 
     def measure() -> dict[str, Any]:
         try:
             row = programs.measure(lowered, batches, also=_communication)
         except Exception as error:  # likewise, or for want of memory
-            return _failed(error)
+            return record.failure(error)
         speed = batch[0] * batch[1] / (best(row) / 1e3)
         flops = models.flops_per_token(config.model, sequence_length=batch[1])
         devices = mesh.devices.flat
@@ -180,11 +180,6 @@ def _communication(training: Training) -> dict[str, Any]:
         "communication_share": None if found is None else found.share,
         "exposed_share": None if found is None else found.exposed,
     }
-
-
-def _failed(error: Exception) -> dict[str, Any]:
-    text = str(error).partition("\n")[0]
-    return {"error": f"{type(error).__name__}: {text}", **record.setting()}
 
 
 if __name__ == "__main__":

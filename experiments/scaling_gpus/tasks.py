@@ -78,16 +78,7 @@ class Task:
         """The experiment whose steps are measured."""
         model = MODELS[self.model]
         rows = model.rows * (self.devices if self.scaling == WEAK else 1)
-        return presets.resolve(
-            model.preset,
-            policy_names=[presets.REFERENCE],
-            alone=True,
-            assignments=[
-                f"data.batch_size={rows}",
-                f"data.sequence_length={model.length}",
-                *model.changes,
-            ],
-        )
+        return presets.of_batch(model.preset, rows, model.length, *model.changes)
 
 
 def meshes(devices: int, *, has_experts: bool) -> list[str]:

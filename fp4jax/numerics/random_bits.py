@@ -30,6 +30,20 @@ def key_words(key: jax.Array, stream: int) -> tuple[jax.Array, jax.Array]:
     return words[0], words[1]
 
 
+def place(
+    key: jax.Array, stream: int, start: tuple[jax.Array, jax.Array] | None
+) -> jax.Array:
+    """Returns uint32 [4]: the words of a stream, row and column of a first element.
+
+    Args:
+      key: as of `key_words`.
+      stream: likewise.
+      start: row and column, uint32; None: both 0.
+    """
+    zero = jnp.uint32(0)
+    return jnp.stack([*key_words(key, stream), *(start or (zero, zero))])
+
+
 def uniform16(
     words: tuple[jax.Array, jax.Array], row: jax.Array, column: jax.Array
 ) -> jax.Array:

@@ -77,7 +77,10 @@ def encode(
         fits.append(jnp.all(inside & jnp.isfinite(scale)))
     shift = fp8.shift(grid)
     powers = [jnp.broadcast_to(exact.pow2(shift - t), scale.shape) for t in tops]
-    drawn = _drawn(noise, site) if quantizer.is_stochastic else None
+    drawn = None
+    if quantizer.is_stochastic:
+        assert noise.key is not None
+        drawn = random_bits.place(noise.key, site.rounding_stream, noise.start(site))
     rows, columns = kernels.encode(
         backend, x, quantizer, jnp.stack(powers), axis=axis, noise=drawn
     )
@@ -216,11 +219,3 @@ def _quantizes_once(recipe: Recipe) -> bool:
         and sites[Site.FPROP_W] == sites[Site.DGRAD_W]
         and all(q.scale.prescale is None for q in sites.values() if q is not None)
     )
-
-
-def _drawn(noise: Noise, site: Site) -> jax.Array:
-    """Returns what kernels draw from: words of a key, and where the tokens stand."""
-    assert noise.key is not None
-    zero = jnp.uint32(0)
-    words = random_bits.key_words(noise.key, site.rounding_stream)
-    return jnp.stack([*words, *(noise.start(site) or (zero, zero))])

@@ -34,9 +34,9 @@ def test_the_amax_of_squares(side, dtype):
 def encoded(x, quantizer, axis, powers, key):
     from fp4jax.kernels.fp8 import mosaic
 
-    words = random_bits.key_words(key, Site.FPROP_X.rounding_stream)
-    noise = jnp.stack([*words, jnp.uint32(0), jnp.uint32(0)])
-    noise = noise if quantizer.is_stochastic else None
+    noise = None
+    if quantizer.is_stochastic:
+        noise = random_bits.place(key, Site.FPROP_X.rounding_stream, None)
     how = {"axis": axis, "noise": noise, "interpret": interpreter()}
     return mosaic.encode(x, quantizer, powers, **how)
 

@@ -60,9 +60,7 @@ def quantize(
         tensor_scale = jnp.float32(1 / quantizer.scale.prescale)
     if quantizer.is_stochastic:
         assert key is not None
-        zero = jnp.uint32(0)
-        words = random_bits.key_words(key, site.rounding_stream)
-        noise = jnp.stack([*words, *(start or (zero, zero))])
+        noise = random_bits.place(key, site.rounding_stream, start)
     found = quantize_matrix(
         view.matrix,
         quantizer,
