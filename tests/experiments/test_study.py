@@ -1,0 +1,66 @@
+"""Rows of a study, and the page that is made of them."""
+
+import json
+
+import pytest
+from matplotlib.figure import Figure
+
+from experiments import study
+from experiments.study import Results
+
+PIECES = [{"policy": name, "seed": seed} for name in "ab" for seed in (0, 1)]
+
+
+def test_what_is_there_is_not_measured_again(tmp_path):
+    path = tmp_path / "made" / "results.jsonl"
+    results = Results(path)
+    for piece in results.missing(PIECES[:3]):
+        results.add(piece | {"loss": 1.0})
+    again = Results(path)
+    assert list(again.missing(PIECES)) == PIECES[3:]
+    assert [row["seed"] for row in again.find(policy="a")] == [0, 1]
+
+
+def test_rows_say_where_they_come_from_unless_they_name_it(tmp_path):
+    results = Results(tmp_path / "results.jsonl")
+    results.add({"seed": 0})
+    results.add({"seed": 1, "device": "NVIDIA H200"})
+    devices = [row["device"] for row in results.rows]
+    assert devices == ["cpu", "NVIDIA H200"]
+    assert all({"git", "jax"} <= row.keys() for row in results.rows)
+
+
+def test_a_row_that_was_cut_off_is_measured_again(tmp_path):
+    path = tmp_path / "results.jsonl"
+    path.write_text('{"seed": 0}\n{"seed": 1, "lo')
+    results = Results(path)
+    assert list(results.missing([{"seed": 1}])) == [{"seed": 1}]
+    results.add({"seed": 1})
+    lines = path.read_text().splitlines()
+    assert [json.loads(line)["seed"] for line in lines] == [0, 1]
+
+
+def test_a_page_keeps_what_is_around_its_parts(tmp_path):
+    page = tmp_path / "README.md"
+    page.write_text("# A\n<!-- t -->\n<!-- end of t -->\nB \\1\n")
+    study.show(page, {"t": "\\1 | new\n"})
+    assert page.read_text() == "# A\n<!-- t -->\n\\1 | new\n<!-- end of t -->\nB \\1\n"
+    study.show(page, {"t": "newer"})
+    assert "\nnewer\n" in page.read_text() and "new\n" not in page.read_text()
+
+
+@pytest.mark.parametrize(
+    "page", ["", "<!-- t -->\n", 2 * "<!-- t -->\n<!-- end of t -->"]
+)
+def test_a_page_without_the_markers_of_a_part_raises(page):
+    with pytest.raises(ValueError, match="around a part, once, got"):
+        study.filled(page, {"t": "new"})
+
+
+def test_figure_is_written_with_the_legend_of_its_labels(tmp_path):
+    figure = Figure()
+    plain, labelled = figure.subplots(1, 2)
+    labelled.plot([1, 2], label="e2m1_ref")
+    study.save(figure, tmp_path / "figure.png", plain, labelled)
+    assert (tmp_path / "figure.png").stat().st_size > 1000
+    assert labelled.get_legend() is not None and plain.get_legend() is None
