@@ -5,8 +5,8 @@
         results.add(piece | {"loss": ...})
     show(FOLDER / "README.md", {"losses": tables.markdown(HEADER, rows)})
 
-A piece is the part of a row that says what was measured, in values of JSON. A command that is stopped, or
-given further pieces, measures what is missing when it is started again.
+A piece is the part of a row that says what was measured, in values of JSON. A command
+that is stopped, or given further pieces, measures what is missing when started again.
 """
 
 import re
