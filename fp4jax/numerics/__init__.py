@@ -1,6 +1,7 @@
 """Formats, rounding, scaling, rotation and quantization of arrays, in plain JAX."""
 
 from fp4jax.numerics.formats import E2M1 as E2M1
+from fp4jax.numerics.formats import E2M1_TO_2 as E2M1_TO_2
 from fp4jax.numerics.formats import E4M3 as E4M3
 from fp4jax.numerics.formats import E5M2 as E5M2
 from fp4jax.numerics.formats import E8M0 as E8M0

@@ -77,6 +77,8 @@ UNIFORM = Format("UNIFORM", 1, 2, emin=2, max=7.0)
 # Two bits, {-4, 0, 4}: the coarsest grid, against which the others are judged. A unit
 # of 4 keeps the reciprocal of every float32 scale normal.
 INT2 = Format("INT2", 1, 0, emin=2, max=4.0)
+# E2M1 without its magnitudes above 2, times 2 for the same reason.
+E2M1_TO_2 = Format("E2M1_TO_2", 2, 1, emin=1, max=4.0)
 E4M3 = Format("E4M3", 4, 3, emin=-6, max=448.0)
 E5M2 = Format("E5M2", 5, 2, emin=-14, max=57344.0)
 
@@ -87,7 +89,7 @@ UE5M3_FN = Format("UE5M3_FN", 5, 3, emin=-14, max=114688.0)
 E8M0 = Format("E8M0", 8, 0, emin=-126, max=2.0**127)
 F32 = Format("F32", 8, 23, emin=-126, max=float(jnp.finfo(jnp.float32).max))
 
-GRIDS = (E2M1, UNIFORM, INT2, E4M3, E5M2)
+GRIDS = (E2M1, UNIFORM, INT2, E2M1_TO_2, E4M3, E5M2)
 SCALE_FORMATS = (F32, E4M3, UE5M3, UE5M3_FN, E8M0)
 
 

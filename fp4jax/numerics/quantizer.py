@@ -23,7 +23,7 @@ class Quantizer:
     q = round(H(x) inv),  operand = q scale
 
     Attributes:
-      grid: element grid: `E2M1`, `UNIFORM`, `INT2`, `E4M3` or `E5M2`.
+      grid: element grid: `E2M1`, `UNIFORM`, `INT2`, `E2M1_TO_2`, `E4M3` or `E5M2`.
       block: elements that share a scale: B in a row along the contraction axis, or
         (B, B) for squares.
       scale: format and rule of the block scale.

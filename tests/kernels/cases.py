@@ -11,6 +11,7 @@ from fp4jax.kernels.quantize import Output, Quantized
 from fp4jax.kernels.quantize.backends import Xla
 from fp4jax.numerics import (
     E2M1,
+    E2M1_TO_2,
     E4M3,
     E8M0,
     UE5M3,
@@ -36,6 +37,7 @@ QUANTIZERS = {
     "uniform-drawn-signs": Quantizer(
         grid=UNIFORM, rotation=Hadamard(16, PerStepSigns())
     ),
+    "to-2-rht-sr": Quantizer(E2M1_TO_2, rotation=Hadamard(16), rounding=Stochastic()),
     "nvfp4-rht": recipes.nvfp4().wgrad.x,
     "nvfp4-square": recipes.nvfp4().fprop.w,
     "nvfp4-sr-pad": Quantizer(

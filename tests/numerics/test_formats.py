@@ -7,6 +7,7 @@ import pytest
 
 from fp4jax.numerics import (
     E2M1,
+    E2M1_TO_2,
     E4M3,
     E5M2,
     E8M0,
@@ -29,6 +30,7 @@ decode = jax.jit(formats.decode, static_argnums=1)
         (E2M1, 3, 2, None),
         (UNIFORM, 3, 2, None),
         (INT2, 1, 2, None),
+        (E2M1_TO_2, 3, 2, None),
         (E4M3, 7, 8, 0x7F),
         (E5M2, 7, 15, 0x7F),
         (UE5M3, 8, 15, 0xFF),

@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 import fp4jax
 from fp4jax.numerics import (
     E2M1,
+    E2M1_TO_2,
     E4M3,
     E5M2,
     E8M0,
@@ -222,7 +223,9 @@ def every_code_and_scale(grid, fmt):
 
 def test_operand_of_every_code_and_scale_is_exact_in_bfloat16():
     pairs = [
-        (g, s) for g in (E2M1, UNIFORM, INT2) for s in (E4M3, UE5M3, UE5M3_FN, E8M0)
+        (g, s)
+        for g in (E2M1, UNIFORM, INT2, E2M1_TO_2)
+        for s in (E4M3, UE5M3, UE5M3_FN, E8M0)
     ]
     pairs += [(E4M3, E8M0), (E5M2, E8M0)]
     rows = {pair: every_code_and_scale(*pair) for pair in pairs}

@@ -14,6 +14,7 @@ from gfloat import formats as gfloat_formats
 import fp4jax
 from fp4jax.numerics import (
     E2M1,
+    E2M1_TO_2,
     E4M3,
     E5M2,
     E8M0,
@@ -78,6 +79,7 @@ MAGNITUDES = {
     E2M1: np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6]),
     UNIFORM: np.arange(8.0),
     INT2: np.array([0.0, 4.0]),
+    E2M1_TO_2: np.arange(5.0),
     E4M3: ml_dtypes_magnitudes(E4M3),
     E5M2: ml_dtypes_magnitudes(E5M2),
     UE5M3: np.array([gfloat.decode_float(GFLOAT[UE5M3], i).fval for i in range(0xF8)]),
@@ -86,7 +88,9 @@ MAGNITUDES = {
     ),
 }
 ALL = pytest.mark.parametrize("fmt", MAGNITUDES, ids=repr)
-GRIDS = pytest.mark.parametrize("fmt", [E2M1, UNIFORM, INT2, E4M3, E5M2], ids=repr)
+GRIDS = pytest.mark.parametrize(
+    "fmt", [E2M1, UNIFORM, INT2, E2M1_TO_2, E4M3, E5M2], ids=repr
+)
 
 
 def probes(fmt):

@@ -13,6 +13,7 @@ from gfloat import formats as gfloat_formats
 import fp4jax
 from fp4jax.numerics import (
     E2M1,
+    E2M1_TO_2,
     E4M3,
     E5M2,
     E8M0,
@@ -39,6 +40,7 @@ GRIDS = {
     E2M1: (6, 2, 1, -125, 125),
     UNIFORM: (7, 2, 2, -125, 125),
     INT2: (4, 2, 0, -125, 125),
+    E2M1_TO_2: (4, 2, 1, -125, 125),
     E4M3: (448, 8, 3, -117, 119),
     E5M2: (57344, 15, 2, -110, 112),
 }
