@@ -1,0 +1,79 @@
+"""Measures what 4-bit grids make of the operands of a model in training.
+
+python -m experiments.operands --run runs/operands
+
+Trains a model in BF16 unless the run is there, captures three of its steps, and adds
+what is missing to results.jsonl. Started again it goes on where it was stopped.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+import tyro
+
+from experiments.folder import Row
+from experiments.operands import cases, measure
+from experiments.operands.captures import TINY, Source, capture, train
+from experiments.operands.tiles import Tiles
+from experiments.study import Results
+
+FOLDER = Path(__file__).parent
+
+
+def main(
+    *, run: Path = Path("runs/operands"), out: Path = FOLDER, tiny: bool = False
+) -> None:
+    """Measures what is missing.
+
+    Args:
+      run: Folder of the training run and of the captures.
+      out: Folder of results.jsonl.
+      tiny: A very small model, few steps and quantizers: seconds.
+    """
+    source = dataclasses.replace(TINY if tiny else Source(folder=run), folder=run)
+    results = Results(out / "results.jsonl")
+    train(source)
+    found = functools.lru_cache(maxsize=1)(functools.partial(capture, source))
+    tiles = functools.lru_cache(maxsize=1)(lambda step: Tiles(found(step)))
+    for piece in results.missing(pieces(source, tiny=tiny)):
+        step = piece["step"]
+        if piece["section"] == "captures":
+            row = {"loss": found(step).loss, "layers": list(found(step).layers)}
+        else:
+            row = {"figures": figures(tiles(step), piece)}
+        results.add(piece | row)
+        print(*piece.values(), flush=True)
+
+
+def figures(tiles: Tiles, piece: Row) -> measure.Figures:
+    """Returns what is measured of a step under the quantizer that a piece names."""
+    quantizer = cases.quantizer(piece)
+    if piece["section"] == "distributions":
+        return measure.distributions(tiles, quantizer)
+    return measure.measure(tiles, quantizer)
+
+
+def pieces(source: Source, *, tiny: bool) -> Iterator[Row]:
+    """Yields what is measured, a step after the other; of the last one it is more."""
+    chosen = list(cases.main_cases())[:6] if tiny else list(cases.main_cases())
+    for step in source.steps:
+        yield {
+            "section": "captures",
+            "step": step,
+            "model": source.model,
+            "seed": 0,
+            "tokens": source.tokens,
+        }
+        for rotation in sorted({case["rotation"] for case in chosen}):
+            case = cases.case("UNIFORM", rotation)
+            yield {"section": "distributions", "step": step} | case
+        for case in chosen:
+            yield {"section": "quantizers", "step": step} | case
+    for case in () if tiny else cases.more_cases():
+        yield {"section": "quantizers", "step": source.steps[-1]} | case
+
+
+if __name__ == "__main__":
+    tyro.cli(main, description=__doc__)
