@@ -279,6 +279,18 @@ def test_mismatch_of_a_transpose_by_its_equation():
     assert min(expected) > 0
 
 
+def test_parts_of_a_transpose_have_the_mismatch_of_the_whole():
+    quantizer = Quantizer(E2M1, scale=Scale(E4M3), tensor_scale=Fresh())
+    w = cases.normal((32, 16)).at[0, 0].set(9.0)
+    whole = stats.transpose_mismatch(w, quantizer)
+    parts = [
+        stats.transpose_mismatch(part, quantizer, amax=jnp.max(jnp.abs(w)))
+        for part in (w[:16], w[16:])
+    ]
+    mean = np.mean([part[:3] for part in parts], axis=0)
+    np.testing.assert_allclose(mean, whole[:3], rtol=1e-6)
+
+
 @pytest.mark.parametrize("label", cases.SQUARES)
 def test_squares_survive_a_transpose(label):
     found = stats.transpose_mismatch(cases.normal((40, 72)), cases.SQUARES[label])

@@ -41,7 +41,11 @@ class StochasticBias(NamedTuple):
 
 
 def transpose_mismatch(
-    w: jax.Array, quantizer: Quantizer, *, key: jax.Array | None = None
+    w: jax.Array,
+    quantizer: Quantizer,
+    *,
+    key: jax.Array | None = None,
+    amax: jax.Array | None = None,
 ) -> TransposeMismatch:
     """Returns how much quantizing a matrix and its transpose differ.
 
@@ -54,6 +58,7 @@ def transpose_mismatch(
       w: [m, n] float32, bfloat16 or float16 matrix.
       quantizer: of both views.
       key: Threefry key, for quantizers that draw.
+      amax: as of `quantize`, where `w` is a part of a tensor.
 
     Returns:
       The four. Elements whose scale is 0 in either view are left out of `scale_log2`.
@@ -78,7 +83,9 @@ def transpose_mismatch(
         raise ValueError(
             f"transpose_mismatch: w must be a matrix, got shape={w.shape}."
         )
-    rows, columns = (quantize(w, quantizer, axis=axis, key=key) for axis in (1, 0))
+    rows, columns = (
+        quantize(w, quantizer, axis=axis, key=key, amax=amax) for axis in (1, 0)
+    )
     s, s_t = (_element_scales(q) for q in (rows, columns))
     value, value_t = (dequantize(q).astype(jnp.float32) for q in (rows, columns))
     defined = (s != 0) & (s_t != 0)

@@ -1,0 +1,1 @@
+"""What it costs that a tensor's scales change when it is transposed, or do not."""
