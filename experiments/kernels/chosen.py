@@ -4,20 +4,33 @@ from typing import Literal
 
 from fp4jax.kernels.choice import Kernels
 from fp4jax.kernels.quantize import XLA
+from fp4jax.kernels.scaled_matmul import MOSAIC
 from fp4jax.ops.grouped_matmul import RAGGED
 from fp4jax.ops.mosaic import HOPPER
 
 Grouped = Literal["default", "hopper", "ragged"]
 Quantize = Literal["default", "xla"]
+Packed = Literal["default", "mosaic"]
 
 
-def choice(*, grouped: Grouped = "default", quantize: Quantize = "default") -> Kernels:
+def choice(
+    *,
+    grouped: Grouped = "default",
+    quantize: Quantize = "default",
+    packed: Packed = "default",
+) -> Kernels:
     """Returns the kernels of these names.
 
     Args:
       grouped: what multiplies groups of rows: JAX's kernels for Hopper GPUs,
         `lax.ragged_dot`, or what the library takes by itself.
       quantize: the backend of `fp4jax.kernels.quantize`, or that of the device.
+      packed: what multiplies by packed operands: the kernel for Hopper GPUs, or what
+        the library takes by itself.
     """
     products = {"default": None, "hopper": HOPPER, "ragged": RAGGED}[grouped]
-    return Kernels(quantize=XLA if quantize == "xla" else None, products=products)
+    return Kernels(
+        quantize=XLA if quantize == "xla" else None,
+        products=products,
+        scaled_matmul=MOSAIC if packed == "mosaic" else None,
+    )

@@ -21,7 +21,7 @@ from rich.table import Table
 
 from experiments import presets, record, terminal
 from experiments.kernels import cases, programs
-from experiments.kernels.chosen import Grouped, Quantize, choice
+from experiments.kernels.chosen import Grouped, Packed, Quantize, choice
 from experiments.kernels.in_turn import ProcessDied, in_turn
 from experiments.presets import ExperimentConfig
 from fp4jax import models
@@ -53,6 +53,8 @@ class Arguments:
     """what multiplies groups of rows: JAX's kernels for Hopper GPUs, lax.ragged_dot."""
     quantize: Quantize = "default"
     """what quantizes: the device's kernels, or XLA."""
+    packed: Packed = "default"
+    """what multiplies by packed operands: XLA, which decodes them, or a kernel."""
     jobs: int = 1
     """processes that trace a case each, at a time; 1: this one does everything."""
     set: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
@@ -124,7 +126,9 @@ def prepare(task: tuple[Arguments, str]) -> Callable[[], dict[str, Any]]:
     config = configure(arguments)
     batches = programs.batches(config, documents=arguments.documents)
     case = cases.find(name, config)
-    kernels = choice(grouped=arguments.grouped, quantize=arguments.quantize)
+    kernels = choice(
+        grouped=arguments.grouped, quantize=arguments.quantize, packed=arguments.packed
+    )
     start = time.perf_counter()
     try:
         with KERNELS(kernels):
@@ -194,6 +198,7 @@ def _sizes(arguments: Arguments, config: ExperimentConfig) -> dict[str, Any]:
         "remat": config.model.remat,
         "grouped": arguments.grouped,
         "quantize": arguments.quantize,
+        "packed": arguments.packed,
         "set": list(arguments.set),
     }
 

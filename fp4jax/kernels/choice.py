@@ -36,10 +36,13 @@ class Kernels:
       quantize: a backend of `fp4jax.kernels.quantize`, which is taken where it can;
         None: that of the device.
       products: of groups; None: a scan over tiles.
+      scaled_matmul: a backend of `fp4jax.kernels.scaled_matmul`, which multiplies by
+        packed operands where it can; None: they are decoded to memory.
     """
 
     quantize: Any = None
     products: Products | None = None
+    scaled_matmul: Any = None
 
 
 KERNELS: Any = jax.make_user_context(Kernels())

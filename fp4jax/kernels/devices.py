@@ -3,10 +3,12 @@
 from typing import Any
 
 import jax
+from jax.sharding import AxisType
 
 WARPGROUP = 128  # threads that work together, of which each holds whole runs
 TILE_OF_SQUARES = 32, 128  # rows and columns of square blocks that they hold
 _MOSAIC_CAPABILITY = 9
+_CORES = 132  # where a device does not tell how many it has, those of an H200
 _MOSAIC_JAX = (0, 11)
 
 
@@ -19,19 +21,44 @@ def default() -> jax.Device:
     return named or jax.local_devices()[0]
 
 
+def cores() -> int:
+    """Returns how many programs the default device runs side by side."""
+    return getattr(default(), "core_count", None) or _CORES
+
+
+def is_whole(x: jax.Array) -> bool:
+    """Returns whether one device has all of an array, or all of its part to itself."""
+    mesh = jax.typeof(x).sharding.mesh
+    if mesh.empty:
+        return jax.device_count() == 1
+    return mesh.size == 1 or set(mesh.axis_types) == {AxisType.Manual}
+
+
 def without_mosaic() -> str | None:
     """Returns why Pallas Mosaic GPU kernels cannot run here, or None."""
     if (why := too_old()) is not None:
         return why
-    device = default()
-    major = str(getattr(device, "compute_capability", None)).partition(".")[0]
-    if device.platform == "gpu" and major.isdecimal():
-        if int(major) >= _MOSAIC_CAPABILITY:
-            return None
+    if _capability() >= _MOSAIC_CAPABILITY:
+        return None
     return (
         "the device must be an NVIDIA GPU of compute capability "
-        f"{_MOSAIC_CAPABILITY}.0 or later, got {device.device_kind!r}"
+        f"{_MOSAIC_CAPABILITY}.0 or later, got {default().device_kind!r}"
     )
+
+
+def without_wgmma() -> str | None:
+    """Returns why kernels cannot multiply as Hopper GPUs do here, or None."""
+    if (why := without_mosaic()) is not None or _capability() == _MOSAIC_CAPABILITY:
+        return why
+    return f"the device must be a Hopper GPU, got {default().device_kind!r}"
+
+
+def interpreter() -> Any:
+    """Returns how `plgpu.kernel` interprets a kernel."""
+    from jax.experimental.pallas import mosaic_gpu
+
+    params: Any = getattr(mosaic_gpu, "InterpretGPUParams")  # noqa: B009
+    return params()
 
 
 def too_old() -> str | None:
@@ -39,3 +66,10 @@ def too_old() -> str | None:
     if jax.__version_info__[:2] < _MOSAIC_JAX:
         return f"JAX must be at least 0.11, got {jax.__version__}"
     return None
+
+
+def _capability() -> int:
+    """Returns the compute capability of the default device, 0 of what is no GPU."""
+    device = default()
+    major = str(getattr(device, "compute_capability", None)).partition(".")[0]
+    return int(major) if device.platform == "gpu" and major.isdecimal() else 0

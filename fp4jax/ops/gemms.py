@@ -1,7 +1,6 @@
 """The three GEMMs of a linear layer, on canonical operands."""
 
 import dataclasses
-import functools
 import math
 from typing import Any, Literal
 
@@ -11,9 +10,10 @@ from jax import lax
 from jax.sharding import AxisType
 
 from fp4jax.kernels.quantize import Output
+from fp4jax.kernels.scaled_matmul.reference import float32_sums, in_turn
 from fp4jax.numerics import Site, blocks
 from fp4jax.numerics.groups import Groups
-from fp4jax.ops import fp8, native
+from fp4jax.ops import fp8, native, packed
 from fp4jax.ops.dims import flatten
 from fp4jax.ops.gather import Gather
 from fp4jax.ops.noise import Noise
@@ -263,18 +263,22 @@ class Gemms:
     def _multiply(self, a: Operand, b: Operand, *, dtype, out_sharding) -> jax.Array:
         """Contracts one axis of each operand, and applies their tensor scales."""
         a, b = self._gathered(a), self._gathered(b)
+        factors = [
+            self._scale_of_result(operand)
+            for operand in sorted((a, b), key=lambda operand: operand.site)
+            if operand.tensor_scale is not None
+        ]
         if self.recipe.compute == "native" and a.blocks and b.blocks:
             y = self._multiply_natively(a, b)
         elif self._takes_fp8(a, b):
             y = self._multiply_in_fp8(a, b, out_sharding)
+        elif self._takes_packed(out_sharding) and (
+            (found := packed.product(a, b, factors=factors, dtype=dtype)) is not None
+        ):
+            return found
         else:
             y = self._emulate(a, b, out_sharding)
-        # One after the other, in the order of the sites: their product may overflow.
-        # The barrier keeps a compiler from moving a constant one to the end.
-        for operand in sorted((a, b), key=lambda operand: operand.site):
-            if operand.tensor_scale is not None:
-                y = y * lax.optimization_barrier(self._scale_of_result(operand))
-        return y.astype(dtype)
+        return in_turn(y, factors).astype(dtype)
 
     def _gathered(self, operand: Operand) -> Operand:
         """Returns the operand, of w brought together as codes."""
@@ -293,7 +297,7 @@ class Gemms:
 
     def _emulate(self, a: Operand, b: Operand, out_sharding) -> jax.Array:
         batch = tuple(range(self.batch))
-        return _float32_sums(
+        return float32_sums(
             *self._arrays(a, b),
             dimension_numbers=(((a.axis,), (b.axis,)), (batch, batch)),
             precision=self._precision,
@@ -304,6 +308,11 @@ class Gemms:
         sites = self.recipe.sites
         exact = fp8.takes(sites[a.site]) and fp8.takes(sites[b.site])
         return self.recipe.compute == "fp8" and exact
+
+    def _takes_packed(self, out_sharding: Any) -> bool:
+        """Returns whether operands may be multiplied as they are packed."""
+        is_plain = not self.batch and self.precision is None and out_sharding is None
+        return is_plain and COMPUTE[self.recipe.compute] == jnp.bfloat16
 
     def _multiply_in_fp8(self, a: Operand, b: Operand, out_sharding) -> jax.Array:
         quantizers = self.recipe.sites[a.site], self.recipe.sites[b.site]
@@ -345,24 +354,6 @@ class Gemms:
             batch=self.batch,
         )
         return y.reshape(*a.free, *b.free[self.batch :])
-
-
-def _float32_sums(a: jax.Array, b: jax.Array, **kwargs) -> jax.Array:
-    """Computes `lax.dot_general` with float32 sums.
-
-    A CPU multiplies the same operands in float32: exact likewise, and faster.
-    """
-    dot = functools.partial(
-        lax.dot_general, preferred_element_type=jnp.float32, **kwargs
-    )
-    if a.dtype == jnp.float32:
-        return dot(a, b)
-    return lax.platform_dependent(
-        a,
-        b,
-        cpu=lambda a, b: dot(a.astype(jnp.float32), b.astype(jnp.float32)),
-        default=dot,
-    )
 
 
 def _explicit_sharding(x: Any) -> Any:

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.kernels import chosen, grouped, linear, quantize, timing
+from experiments.kernels import chosen, grouped, linear, packed, quantize, timing
 from fp4jax.kernels.choice import Kernels
 from fp4jax.kernels.quantize import XLA
 from fp4jax.ops.grouped_matmul import RAGGED
@@ -37,6 +37,21 @@ def test_a_linear_layer_is_timed_over_bf16(tmp_path, monkeypatch):
     assert bf16["ratio"] == 1
     expected = min(mxfp4["milliseconds"]) / min(bf16["milliseconds"])
     assert abs(mxfp4["ratio"] / expected - 1) < 1e-6
+
+
+def test_products_of_what_is_packed_are_timed(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(packed, "measurements", lambda *_, count: [2e-6] * count)
+    dw, _ = found = packed.products(packed.RECIPES["mxfp4"](), 64, 32, 96)
+    assert [product.name for product in found] == ["dw", "dx"]
+    assert "got" in dw.why_not(packed.MOSAIC)
+    monkeypatch.setattr(packed, "products", lambda *_: (dw,))
+    monkeypatch.setattr(packed, "MOSAIC", packed.XLA)
+    out = tmp_path / "packed.jsonl"
+    packed.main(("64x32x96",), names=("mxfp4",), out=out)
+    row = json.loads(out.read_text())
+    assert row["mosaic"] == row["xla"] == row["decoded"] == [2e-6, 2e-6]
+    assert row["difference"] == 0 and row["product"] == "dw"
+    assert "1.000" in capsys.readouterr().out
 
 
 def test_a_layer_without_bf16_has_no_ratio(tmp_path, monkeypatch):
@@ -87,5 +102,6 @@ def test_without_a_yardstick_there_is_no_rate(capsys, monkeypatch):
 
 def test_names_choose_kernels():
     assert chosen.choice() == Kernels()
-    found = chosen.choice(grouped="ragged", quantize="xla")
-    assert found == Kernels(quantize=XLA, products=RAGGED)
+    found = chosen.choice(grouped="ragged", quantize="xla", packed="mosaic")
+    expected = Kernels(quantize=XLA, products=RAGGED, scaled_matmul=packed.MOSAIC)
+    assert found == expected

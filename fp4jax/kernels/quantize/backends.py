@@ -162,12 +162,7 @@ class Mosaic(Backend):
     @property
     def interpret(self) -> Any:
         """As `plgpu.kernel` takes it."""
-        if not self.interpreted:
-            return None
-        from jax.experimental.pallas import mosaic_gpu
-
-        params: Any = getattr(mosaic_gpu, "InterpretGPUParams")  # noqa: B009
-        return params()
+        return devices.interpreter() if self.interpreted else None
 
 
 MOSAIC, INTERPRETED, XLA = Mosaic(), Mosaic(interpreted=True), Xla()
