@@ -5,9 +5,8 @@ import math
 
 import jax
 
+from fp4jax.kernels import block_sizes
 from fp4jax.kernels.devices import WARPGROUP
-
-WIDTHS = (2, 1)  # runs of each thread, the first that the shape has room for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,9 +45,14 @@ class View:
     def width(self, run: int) -> int:
         """Returns the runs of each thread, 0 if the shape has not room for one.
 
+        They are those of `block_sizes`, or half as many, and so on.
+
         Args:
           run: elements of a run.
         """
         runs = self.matrix.shape[1] if self.axis == 0 else self.matrix.size // run
-        fitting = (n for n in WIDTHS if runs and runs % (WARPGROUP * n) == 0)
-        return next(fitting, 0)
+        kernel = "columns" if self.axis == 0 else "rows"
+        width = block_sizes.best(kernel, self.matrix.size)
+        while width and (not runs or runs % (WARPGROUP * width)):
+            width //= 2
+        return width

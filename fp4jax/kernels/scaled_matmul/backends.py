@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 
-from fp4jax.kernels import devices
+from fp4jax.kernels import block_sizes, devices
 from fp4jax.kernels.quantize import Written
 from fp4jax.kernels.scaled_matmul import reference
 from fp4jax.kernels.scaled_matmul.reference import Side
@@ -36,7 +36,7 @@ class Mosaic:
 
     Attributes:
       interpreted: whether it is interpreted, on any device.
-      tile: of a program; None: one that was chosen for all shapes.
+      tile: of a program; None: that of `block_sizes`.
     """
 
     interpreted: bool = False
@@ -59,7 +59,7 @@ class Mosaic:
     def _sizes(self, packed: Written, other: jax.Array, axis: int) -> str | None:
         shape, k = packed.tiling.shape, other.shape[axis]
         m, n = shape[1 - packed.axis], other.shape[1 - axis]
-        tile = self._tile(n)
+        tile = self._tile(m, n)
         if shape[packed.axis] != k:
             return (
                 f"both operands must have {k} elements along the contraction axis, "
@@ -85,7 +85,8 @@ class Mosaic:
         """Calls the kernel, of scales that lie as their codes."""
         from fp4jax.kernels.scaled_matmul.mosaic import Product
 
-        n, quantizer = other.shape[1 - axis], packed.quantizer
+        quantizer = packed.quantizer
+        m, n = packed.tiling.shape[1 - packed.axis], other.shape[1 - axis]
         product = Product(
             quantizer.grid,
             quantizer.scale.format,
@@ -94,7 +95,7 @@ class Mosaic:
             other_axis=axis,
             swapped=side == "rhs",
             dtype=jnp.dtype(dtype),
-            tile=self._tile(n),
+            tile=self._tile(m, n),
             interpret=devices.interpreter() if self.interpreted else None,
         )
         scales = [jnp.asarray(f, jnp.float32).reshape(1) for f in factors]
@@ -102,9 +103,9 @@ class Mosaic:
         codes = packed.codes(quantizer.grid)
         return _operation(product)(codes, _scales(packed), other, factor)
 
-    def _tile(self, n: int) -> Tile:
+    def _tile(self, m: int, n: int) -> Tile:
         """Returns the tile, no wider than divides the columns of the result."""
-        tile = self.tile or Tile()
+        tile = self.tile or block_sizes.best("product", m * n)
         widths = (tile.n >> i for i in range(3))
         return dataclasses.replace(
             tile, n=next((w for w in widths if not n % w), tile.n)

@@ -1,0 +1,170 @@
+"""The block sizes that are fastest on the device that is here, for the table of them.
+
+    python -m experiments.kernels.tune [--kernels rows columns product] [--out FILE]
+
+Times candidates of each kernel on matrices of several sizes, and prints the device's
+part of `fp4jax/kernels/block_sizes.py`.
+"""
+
+import functools
+import itertools
+import math
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import tyro
+
+from experiments import record
+from experiments.kernels.packed import Product
+from experiments.kernels.timing import seconds
+from fp4jax import recipes
+from fp4jax.kernels import devices
+from fp4jax.kernels.block_sizes import Sizes
+from fp4jax.kernels.quantize import Output
+from fp4jax.kernels.scaled_matmul.backends import Mosaic
+from fp4jax.kernels.tile import Tile
+from fp4jax.numerics import Quantizer
+from fp4jax.train import JsonLines
+
+Kernel = Literal["rows", "columns", "product"]
+KERNELS: tuple[Kernel, ...] = ("rows", "columns", "product")
+Time = Callable[[Kernel, tuple[int, int], Any], float]
+
+_WIDTHS = (1, 2, 4)
+_TILES = tuple(
+    Tile(n, k, stages, snake)
+    for n, (k, stages), snake in itertools.product(
+        (128, 256), ((64, 3), (64, 4), (128, 2)), (2, 8)
+    )
+)
+CANDIDATES: dict[Kernel, Sequence[Any]] = {
+    "rows": _WIDTHS,
+    "columns": _WIDTHS,
+    "product": _TILES,
+}
+# Of matrices that are quantized, and of products of so many terms; smallest first.
+SHAPES: dict[Kernel, Sequence[tuple[int, int]]] = {
+    "rows": ((2048, 2048), (16384, 8192)),
+    "columns": ((2048, 2048), (16384, 8192)),
+    "product": ((1024, 1024), (2048, 8192)),
+}
+_TERMS = 16384
+_QUANTIZERS = recipes.ufp4().fprop.x, recipes.nvfp4().wgrad.dy
+
+
+def tuned(kernels: Iterable[Kernel], time: Time) -> Sizes:
+    """Returns the fastest candidates of each kernel, by the size of the matrix.
+
+    What is fastest for a shape serves up to its size, for the largest beyond it.
+
+    Args:
+      kernels: which.
+      time: returns the seconds that a kernel takes for a shape and a candidate.
+
+    Raises:
+      ValueError: no candidate of a kernel can do a shape.
+    """
+    found: Sizes = {}
+    for kernel in kernels:
+        entries: list[tuple[float, Any]] = []
+        for shape in SHAPES[kernel]:
+            times = {size: time(kernel, shape, size) for size in CANDIDATES[kernel]}
+            fastest = min(times, key=lambda size: times[size])
+            if math.isinf(times[fastest]):
+                raise ValueError(f"{kernel}: no candidate can do shape={shape}.")
+            if entries and entries[-1][1] == fastest:
+                entries.pop()
+            entries.append((math.prod(shape), fastest))
+        found[kernel] = (*entries[:-1], (math.inf, entries[-1][1]))
+    return found
+
+
+def literal(kind: str, sizes: Sizes) -> str:
+    """Returns a device's part of the table, in Python."""
+    lines = [f"    {kind!r}: {{".replace("'", '"')]
+    for kernel, entries in sizes.items():
+        lines.append(f'        "{kernel}": (')
+        for largest, size in entries:
+            limit = "math.inf" if math.isinf(largest) else str(largest)
+            lines.append(f"            ({limit}, {size}),")
+        lines.append("        ),")
+    return "\n".join([*lines, "    },"])
+
+
+def measured(kernel: Kernel, shape: tuple[int, int], size: Any) -> float:
+    """Returns the seconds that a kernel takes, infinite where it cannot."""
+    try:
+        if kernel == "product":
+            return _product_seconds(shape, size)
+        return sum(_quantize_seconds(kernel, shape, size, q) for q in _QUANTIZERS if q)
+    except ValueError:  # more memory than a program has, or a shape without room
+        return math.inf
+
+
+def _quantize_seconds(
+    kernel: Kernel, shape: tuple[int, int], width: int, quantizer: Quantizer
+) -> float:
+    from fp4jax.kernels.quantize import mosaic
+    from fp4jax.numerics import hadamard
+
+    assert quantizer.rotation is not None
+    scalars = mosaic.Scalars(
+        noise=jnp.arange(4, dtype=jnp.uint32) if quantizer.is_stochastic else None,
+        factor=jnp.ones(2) if quantizer.tensor_scale is not None else None,
+        signs=hadamard.signs_of(quantizer.rotation, None, 0),
+    )
+    call = functools.partial(
+        mosaic.quantize_matrix,
+        quantizer=quantizer,
+        axis=0 if kernel == "columns" else 1,
+        outputs=(Output.OPERAND,),
+        scalars=scalars,
+        width=width,
+    )
+    draw = jax.random.normal
+    return seconds(call, [draw(key, shape, jnp.bfloat16) for key in _keys()])
+
+
+def _product_seconds(shape: tuple[int, int], tile: Tile) -> float:
+    m, n = shape
+    quantizer = recipes.nvfp4().wgrad.x
+    assert quantizer is not None
+    product = Product("dw", quantizer, (_TERMS, m), 0, "lhs", n)
+    inputs = [jax.jit(product.operands)(seed) for seed in (0, 1)]
+    return seconds(product.by(Mosaic(tile=tile)), inputs)
+
+
+def _keys() -> jax.Array:
+    return jax.random.split(jax.random.key(0))
+
+
+def main(*, kernels: tuple[Kernel, ...] = KERNELS, out: Path | None = None) -> int:
+    """Times candidates, and prints the table of those that are fastest.
+
+    Args:
+      kernels: which: of blocks along rows, down columns, or products.
+      out: file to which times are added as JSON lines, with versions and device.
+    """
+    if (why := devices.without_mosaic()) is not None:
+        print(f"error: {why}", file=sys.stderr)
+        return 1
+
+    def time(kernel: Kernel, shape: tuple[int, int], size: Any) -> float:
+        taken = measured(kernel, shape, size)
+        print(f"{kernel} {shape} {size}: {1e6 * taken:.0f} us", flush=True)
+        if out is not None:
+            row = {"kernel": kernel, "shape": list(shape), "size": str(size)}
+            with JsonLines(out) as file:
+                file.write(row | {"microseconds": 1e6 * taken} | record.setting())
+        return taken
+
+    print(literal(devices.default().device_kind, tuned(kernels, time)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(tyro.cli(main, description=__doc__))

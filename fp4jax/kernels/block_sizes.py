@@ -1,0 +1,35 @@
+"""Block sizes of kernels: one table, by device, kernel and size of the matrix.
+
+`python -m experiments.kernels.tune` times candidates on the device that it finds, and
+prints that device's part of the table.
+"""
+
+import math
+from typing import Any
+
+from fp4jax.kernels import devices
+from fp4jax.kernels.tile import Tile
+
+# Of each kernel, what is best up to so many elements of a matrix that is quantized, or
+# of a product:
+#   rows, columns: runs of each thread, of blocks along a row or down the columns;
+#   product: the tile of a product of a packed operand.
+Sizes = dict[str, tuple[tuple[float, Any], ...]]
+ELSEWHERE: Sizes = {
+    "rows": ((math.inf, 2),),
+    "columns": ((math.inf, 2),),
+    "product": ((math.inf, Tile()),),
+}
+TABLE: dict[str, Sizes] = {"NVIDIA H200": ELSEWHERE}
+
+
+def best(kernel: str, elements: int) -> Any:
+    """Returns the block size of a kernel on the default device.
+
+    Args:
+      kernel: one of `ELSEWHERE`.
+      elements: of the matrix.
+    """
+    kind = devices.default().device_kind
+    entries = TABLE.get(kind, ELSEWHERE)[kernel]
+    return next(size for largest, size in entries if elements <= largest)
