@@ -1,9 +1,11 @@
 """Measures what 4-bit grids make of the operands of a model in training.
 
 python -m experiments.operands --run runs/operands
+python -m experiments.operands --show-only
 
 Trains a model in BF16 unless the run is there, captures three of its steps, and adds
-what is missing to results.jsonl. Started again it goes on where it was stopped.
+what is missing to results.jsonl. Started again it goes on where it was stopped. Then it
+writes the tables of the README and the figures.
 """
 
 import dataclasses
@@ -14,7 +16,7 @@ from pathlib import Path
 import tyro
 
 from experiments.folder import Row
-from experiments.operands import cases, measure
+from experiments.operands import cases, measure, show
 from experiments.operands.captures import TINY, Source, capture, train
 from experiments.operands.tiles import Tiles
 from experiments.study import Results
@@ -23,17 +25,30 @@ FOLDER = Path(__file__).parent
 
 
 def main(
-    *, run: Path = Path("runs/operands"), out: Path = FOLDER, tiny: bool = False
+    *,
+    run: Path = Path("runs/operands"),
+    out: Path = FOLDER,
+    tiny: bool = False,
+    show_only: bool = False,
 ) -> None:
-    """Measures what is missing.
+    """Measures what is missing, and shows all.
 
     Args:
       run: Folder of the training run and of the captures.
-      out: Folder of results.jsonl.
-      tiny: A very small model, few steps and quantizers: seconds.
+      out: Folder of results.jsonl, of figures and, where there is one, of README.md.
+      tiny: A very small model, few steps and quantizers, half a minute; with a `run`
+        and an `out` of its own.
+      show_only: Measures nothing.
     """
-    source = dataclasses.replace(TINY if tiny else Source(folder=run), folder=run)
     results = Results(out / "results.jsonl")
+    if not show_only:
+        source = dataclasses.replace(TINY if tiny else Source(folder=run), folder=run)
+        measure_all(source, results, tiny=tiny)
+    show.write(results, out)
+
+
+def measure_all(source: Source, results: Results, *, tiny: bool) -> None:
+    """Adds the rows that are missing."""
     train(source)
     found = functools.lru_cache(maxsize=1)(functools.partial(capture, source))
     tiles = functools.lru_cache(maxsize=1)(lambda step: Tiles(found(step)))
@@ -57,8 +72,9 @@ def figures(tiles: Tiles, piece: Row) -> measure.Figures:
 
 def pieces(source: Source, *, tiny: bool) -> Iterator[Row]:
     """Yields what is measured, a step after the other; of the last one it is more."""
-    chosen = list(cases.main_cases())[:6] if tiny else list(cases.main_cases())
     for step in source.steps:
+        few = tiny or step != source.steps[-1]
+        chosen = list(cases.few_cases() if few else cases.main_cases())
         yield {
             "section": "captures",
             "step": step,

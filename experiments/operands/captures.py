@@ -30,7 +30,8 @@ class Source:
     Attributes:
       folder: of the run and of the captures.
       model: name of a preset without experts.
-      steps: so many steps are done when a step is captured; the last is the run's.
+      steps: so many steps are done when a step is captured.
+      length_of_run: steps of the run, which its learning rate follows.
       rows, length: of a batch.
       tokens: of the step, the first ones, whose x and dy are kept.
       settings: further ones of the run, such as "model.num_layers=2".
@@ -38,7 +39,8 @@ class Source:
 
     folder: Path
     model: str = "dense_10m"
-    steps: tuple[int, ...] = (100, 400, 800)
+    steps: tuple[int, ...] = (100, 300, 600)
+    length_of_run: int = 800
     rows: int = 16
     length: int = 128
     tokens: int = 256
@@ -57,7 +59,7 @@ class Source:
         )
         return [
             *("--model", self.model, "--policies", REFERENCE, "--alone"),
-            *("--steps", str(max(self.steps))),
+            *("--steps", str(self.length_of_run)),
             *(flag for setting in settings for flag in ("--set", setting)),
             *("--out", str(self.folder), "--resume", "auto"),
         ]
@@ -71,6 +73,7 @@ TINY = Source(
     folder=Path(),
     model="tiny",
     steps=(1, 2),
+    length_of_run=2,
     rows=2,
     length=32,
     tokens=64,

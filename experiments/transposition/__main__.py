@@ -1,10 +1,11 @@
 """Measures what it costs that 1-D blocks change with the transpose, and 2-D ones not.
 
 python -m experiments.transposition --run runs/operands
+python -m experiments.transposition --show-only
 
 Takes the run and the captures of experiments.operands, which it makes unless they are
 there, and adds what is missing to results.jsonl. Started again it goes on where it was
-stopped.
+stopped. Then it writes the tables of the README and the figure.
 """
 
 import dataclasses
@@ -18,23 +19,36 @@ from experiments.folder import Row
 from experiments.operands.captures import TINY, Source, capture, train
 from experiments.operands.tiles import Tiles
 from experiments.study import Results
-from experiments.transposition import measure
+from experiments.transposition import measure, show
 
 FOLDER = Path(__file__).parent
 
 
 def main(
-    *, run: Path = Path("runs/operands"), out: Path = FOLDER, tiny: bool = False
+    *,
+    run: Path = Path("runs/operands"),
+    out: Path = FOLDER,
+    tiny: bool = False,
+    show_only: bool = False,
 ) -> None:
-    """Measures what is missing.
+    """Measures what is missing, and shows all.
 
     Args:
       run: Folder of the training run and of the captures.
-      out: Folder of results.jsonl.
-      tiny: A very small model, few steps and quantizers: seconds.
+      out: Folder of results.jsonl, of the figure and, where there is one, of README.md.
+      tiny: A very small model, few steps and quantizers, half a minute; with a `run`
+        and an `out` of its own.
+      show_only: Measures nothing.
     """
-    source = dataclasses.replace(TINY if tiny else Source(folder=run), folder=run)
     results = Results(out / "results.jsonl")
+    if not show_only:
+        source = dataclasses.replace(TINY if tiny else Source(folder=run), folder=run)
+        measure_all(source, results, tiny=tiny)
+    show.write(results, out)
+
+
+def measure_all(source: Source, results: Results, *, tiny: bool) -> None:
+    """Adds the rows that are missing."""
     train(source)
     tiles = functools.lru_cache(maxsize=1)(lambda step: Tiles(capture(source, step)))
     for piece in results.missing(pieces(source, tiny=tiny)):
@@ -44,10 +58,11 @@ def main(
 
 
 def pieces(source: Source, *, tiny: bool) -> Iterator[Row]:
-    """Yields what is measured, a step after the other."""
-    chosen = list(measure.cases())[:2] if tiny else list(measure.cases())
+    """Yields what is measured, a step after the other; of the last one all blocks."""
     for step in source.steps:
-        for case in chosen:
+        few = tiny or step != source.steps[-1]
+        blocks = (32,) if few else measure.BLOCKS
+        for case in measure.cases(blocks):
             yield {"model": source.model, "seed": 0, "step": step} | case
 
 

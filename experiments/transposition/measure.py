@@ -7,7 +7,7 @@ twice, differently. Squares give both products the same values.
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -22,7 +22,8 @@ from fp4jax import Operands, dequantize, quantize, stats
 from fp4jax.numerics import Quantizer, Scale
 
 BLOCKS = (8, 16, 32, 64)
-_TENSORS = ("x", "w", "dy")
+SCALE_NAMES = ("F32", "E4M3 + F32", "E8M0")
+TENSORS = ("x", "w", "dy")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,11 +43,9 @@ class Quantized:
     mismatch: Layers
 
 
-def cases() -> Iterator[Row]:
+def cases(blocks: Sequence[int] = BLOCKS) -> Iterator[Row]:
     """Yields what is measured of a step."""
-    for block, scale, grid in itertools.product(
-        BLOCKS, ("F32", "E4M3 + F32", "E8M0"), BOTH
-    ):
+    for block, scale, grid in itertools.product(blocks, SCALE_NAMES, BOTH):
         yield {"grid": grid, "scale": scale, "block": block}
 
 
@@ -81,7 +80,7 @@ def measure(tiles: Tiles, quantizer: Quantizer) -> dict[str, Any]:
                         *(getattr(view, name) for view in views),
                         mismatch=getattr(mismatch, name),
                     )
-                    for name in _TENSORS
+                    for name in TENSORS
                 },
                 "products": {k: products(exact, *each) for k, each in blocks.items()},
                 "gradients": {k: gradients(exact, *each) for k, each in blocks.items()},

@@ -1,0 +1,177 @@
+"""The tables of the README: means over layers, and the standard deviation over them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from experiments import study
+from experiments.operands import cases, figures
+from experiments.operands.cases import BLOCKS, BOTH, GRIDS, ROTATIONS, SCALES
+from experiments.operands.found import OPERANDS, PRODUCTS, Found
+from experiments.report import tables
+from experiments.study import Results
+
+
+def write(results: Results, folder: Path) -> None:
+    """Writes the figures, and the tables into the README where there is one."""
+    found = Found(results.rows)
+    figures.write(found, folder)
+    parts = {
+        "rotation": rotation(found),
+        "steps": steps(found),
+        "matrices": matrices(found),
+        "products": products(found),
+        "sizes": sizes(found),
+        "scales": scales(found),
+    }
+    if (readme := folder / "README.md").exists():
+        study.show(readme, parts)
+    else:
+        print("\n\n".join(parts.values()))
+
+
+def rotation(found: Found) -> str:
+    """Returns the six operands without and with a rotation of 16, at the last step."""
+    header = ["operand", "crest", "kurtosis"]
+    header += [f"{grid} {what}" for grid in BOTH for what in ("dB", "change")]
+    lines = []
+    for where in OPERANDS:
+        line = [" ".join(where)]
+        for name in ("crest", "kurtosis"):
+            values = (
+                found.of(
+                    where, name, section="distributions", grid="UNIFORM", rotation=n
+                )
+                for n in (0, 16)
+            )
+            line.append(" to ".join(f"{np.median(value):.2f}" for value in values))
+        for grid in BOTH:
+            gain = found.gain(where, grid=grid)
+            line.append(spread(found.of(where, "qsnr", grid=grid)))
+            line.append(f"{spread(gain, sign='+')} ({share(gain)})")
+        lines.append(line)
+    return tables.markdown(header, lines)
+
+
+def steps(found: Found) -> str:
+    """Returns the change under a rotation of 16 over training, by operand."""
+    header = ["operand"]
+    header += [f"{grid}, step {step}" for grid in BOTH for step in found.steps]
+    lines = [
+        [
+            " ".join(where),
+            *(
+                spread(found.gain(where, grid=grid, step=step), sign="+")
+                for grid in BOTH
+                for step in found.steps
+            ),
+        ]
+        for where in OPERANDS
+    ]
+    return tables.markdown(header, lines)
+
+
+def matrices(found: Found) -> str:
+    """Returns the x of fprop by kind of layer, at the last step."""
+    where = ("fprop", "x")
+    kinds = [path.split("/", 2)[2] for path in found.layers]
+    header = ["layer", "crest"]
+    header += [f"{grid} {what}" for grid in BOTH for what in ("dB", "change", "B_eff")]
+    crest = found.of(where, "crest", section="distributions", grid="UNIFORM")
+    lines = []
+    for kind in dict.fromkeys(kinds):
+        of_kind = np.array([each == kind for each in kinds])
+        line = [kind, spread(crest[of_kind])]
+        for grid in BOTH:
+            use = [found.of(where, "b_eff", grid=grid, rotation=n) for n in (0, 16)]
+            line += [
+                spread(found.of(where, "qsnr", grid=grid)[of_kind]),
+                spread(found.gain(where, grid=grid)[of_kind], sign="+"),
+                " to ".join(f"{each[of_kind].mean():.2f}" for each in use),
+            ]
+        lines.append(line)
+    return tables.markdown(header, lines)
+
+
+def products(found: Found) -> str:
+    """Returns the products without and with a rotation of 16, at the last step."""
+    header = ["grid", "rotation"]
+    header += [
+        f"{name} {what}" for _, name in PRODUCTS for what in ("dB", "eta - 1, %")
+    ]
+    lines = []
+    for grid in GRIDS:
+        for n in (0, 16):
+            line = [grid, _size(n)]
+            for where in PRODUCTS:
+                line.append(spread(found.of(where, "qsnr", grid=grid, rotation=n)))
+                eta = found.of(where, "eta - 1", grid=grid, rotation=n)
+                line.append(spread(eta, sign="+"))
+            lines.append(line)
+    return tables.markdown(header, lines)
+
+
+def sizes(found: Found) -> str:
+    """Returns all operands and products by the size of the rotation."""
+    header = ["grid", "rotation", "operands, dB", "alpha - 1, %", "B_eff"]
+    header += ["products, dB", "eta - 1, %"]
+    lines = []
+    for grid in GRIDS:
+        for n in ROTATIONS:
+            if not found.has(grid=grid, rotation=n):
+                continue
+            how = {"grid": grid, "rotation": n}
+            lines.append(
+                [
+                    grid,
+                    _size(n),
+                    spread(over(found, OPERANDS, "qsnr", **how)),
+                    spread(over(found, OPERANDS, "alpha - 1", **how), sign="+"),
+                    spread(over(found, OPERANDS, "b_eff", **how)),
+                    spread(over(found, PRODUCTS, "qsnr", **how)),
+                    spread(over(found, PRODUCTS, "eta - 1", **how), sign="+"),
+                ]
+            )
+    return tables.markdown(header, lines)
+
+
+def scales(found: Found) -> str:
+    """Returns all operands by scale format and block, without and with a rotation."""
+    header = ["scale", "block"]
+    header += [f"{grid}, {_size(n)}" for grid in BOTH for n in (0, 16, 128)]
+    lines = []
+    for scale in SCALES:
+        for block in BLOCKS:
+            line = [scale, str(block)]
+            for grid in BOTH:
+                for n in (0, 16, 128):
+                    how = cases.case(grid, n, scale, block)
+                    known = found.has(**how)
+                    line.append(
+                        spread(over(found, OPERANDS, "qsnr", **how)) if known else ""
+                    )
+            if any(line[2:]):
+                lines.append(line)
+    return tables.markdown(header, lines)
+
+
+def over(
+    found: Found, places: Sequence[tuple[str, str]], name: str, **quantizer
+) -> np.ndarray:
+    """Returns a figure of every layer in several places."""
+    return np.concatenate([found.of(where, name, **quantizer) for where in places])
+
+
+def spread(values: np.ndarray, *, sign: str = "") -> str:
+    """Returns the mean and the standard deviation."""
+    return f"{np.mean(values):{sign}.2f} +- {np.std(values):.2f}"
+
+
+def share(values: np.ndarray) -> str:
+    """Returns how many of the values are positive."""
+    return f"{np.sum(values > 0)} of {len(values)} rise"
+
+
+def _size(rotation: int) -> str:
+    return f"RHT {rotation}" if rotation else "none"

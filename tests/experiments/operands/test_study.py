@@ -1,0 +1,110 @@
+"""The study on a small capture, and its tables from rows that are known."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.operands import __main__ as command
+from experiments.operands import captures, cases, show
+from experiments.operands.captures import TINY, Source
+from experiments.operands.found import OPERANDS, PRODUCTS, Found
+
+LAYERS = ["blocks/0/mlp/down", "blocks/1/mlp/down"]
+
+
+def known_rows():
+    """Rows in which a rotation costs E2M1 1 and 3 dB, and gains UNIFORM 2 dB."""
+    rows = [{"section": "captures", "step": 8, "layers": LAYERS}]
+    for grid in cases.GRIDS:
+        for rotation in (0, 16):
+            figures: dict = {}
+            change = {"E2M1": [-1, -3], "UNIFORM": [2, 2]}.get(grid, [0, 0])
+            qsnr = [20 + bool(rotation) * each for each in change]
+            for gemm, name in OPERANDS:
+                of = {"qsnr": qsnr, "alpha - 1": [0.5, -0.5], "b_eff": [0.5, 1.0]}
+                of |= {"crest": [2.0, 3.0], "kurtosis": [3.0, 4.0]}
+                figures.setdefault(gemm, {})[name] = of
+            for gemm, name in PRODUCTS:
+                figures[gemm][name] = {"qsnr": qsnr, "eta - 1": [-1.0, None]}
+            for section in ("quantizers", "distributions"):
+                row = {"section": section, "step": 8, "figures": figures}
+                rows.append(row | cases.case(grid, rotation))
+    return rows
+
+
+def test_tables_of_known_rows():
+    found = Found(known_rows())
+    line = show.rotation(found).splitlines()[2]
+    cells = [
+        *("fprop x", "2.50 to 2.50", "3.50 to 3.50", "20.00 +- 0.00"),
+        *(
+            "-2.00 +- 1.00 (0 of 2 rise)",
+            "20.00 +- 0.00",
+            "+2.00 +- 0.00 (2 of 2 rise)",
+        ),
+    ]
+    assert line == f"| {' | '.join(cells)} |"
+    assert (
+        show.matrices(found).splitlines()[2].startswith("| mlp/down | 2.50 +- 0.50 |")
+    )
+    assert show.steps(found).splitlines()[2] == (
+        "| fprop x | -2.00 +- 1.00 | +2.00 +- 0.00 |"
+    )
+    assert "nan" in show.products(found)  # a figure that is not finite stays seen
+    assert show.scales(found).count("\n") == 2  # no line of what was not measured
+
+
+def test_what_was_not_measured_is_named():
+    with pytest.raises(LookupError, match="must be measured, got .*'rotation': 128"):
+        Found(known_rows()).of(("fprop", "x"), "qsnr", grid="E2M1", rotation=128)
+
+
+def synthetic(folder):
+    """Captures of the tiny run, of random numbers."""
+    for step in TINY.steps:
+        path = Source(folder=folder).path(step)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        arrays = {"loss": np.float32(7)}
+        for i, (layer, name) in enumerate(
+            (a, b) for a in LAYERS for b in ("x", "w", "dy")
+        ):
+            x = jax.random.normal(jax.random.key(i), (32, 32), "bfloat16")
+            arrays[f"{layer}/{name}"] = np.asarray(x)
+        np.savez(path, **arrays)
+
+
+def test_goes_on_where_it_was_stopped_and_shows(tmp_path, monkeypatch, capsys):
+    chosen = [case for case in cases.few_cases() if case["grid"] != "E2M1_TO_2"]
+    monkeypatch.setattr(cases, "few_cases", lambda: chosen)
+    monkeypatch.setattr(show, "GRIDS", ("E2M1", "UNIFORM"))
+    synthetic(tmp_path)
+    command.main(run=tmp_path, out=tmp_path, tiny=True)
+    path = tmp_path / "results.jsonl"
+    lines = path.read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert [row["step"] for row in rows] == [1] * 7 + [2] * 7
+    # Of Gaussian numbers 21.4 and 20.5 dB.
+    qsnr = [Found(rows).of(("fprop", "x"), "qsnr", grid=grid) for grid in cases.BOTH]
+    assert (qsnr[0] < 20.9).all() and (qsnr[1] > 21).all()
+    assert "| wgrad dy |" in capsys.readouterr().out
+    figures = ("depth.png", "shrinkage.png", "change.png")
+    assert all((tmp_path / name).stat().st_size > 10_000 for name in figures)
+
+    path.write_text("\n".join(lines[:-1]) + '\n{"section": "quanti')
+    command.main(run=tmp_path, out=tmp_path, tiny=True)
+    assert path.read_text().splitlines() == lines
+
+
+def test_a_capture_is_of_the_step_that_training_took(tmp_path):
+    source = captures.dataclasses.replace(TINY, folder=tmp_path)
+    captures.train(source)
+    found = captures.capture(source, 1)
+    log = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert found.loss == json.loads(log[1])["loss"]
+    assert len(found.layers) == 14
+    again = captures.capture(source, 1)
+    jax.tree.map(np.testing.assert_array_equal, found.layers, again.layers)
+    up = found.layers["blocks/0/mlp/up"]
+    assert (up.x.shape, up.w.shape, up.dy.shape) == ((64, 64), (64, 64), (64, 64))
