@@ -26,6 +26,7 @@ BREADTH = (
     r"experiments/(scaling_gpus/.*(measured_on|losses_are_of)|.*multiplies_equal)",
     r"experiments/test_families.*policy_trains",
     r"experiments/operands/.*(tensors_are|of_the_tensor|was_stopped|training_took)",
+    r"experiments/test_many_runs.*of_the_trainer\[(?!bf16-tiny)",
     r"experiments/test_processes.*onto_eight",
     r"kernels/test_partition.*(without_kernels|come_together|lanes_(of_lanes|have))",
     r"kernels/test_partition.*lie\[(?!uniform-rht-sr-in_axes0.*auto|nvfp4.*explicit)",

@@ -6,6 +6,7 @@
 
 from fp4jax.data.batches import Batches as Batches
 from fp4jax.data.batches import heldout_batches as heldout_batches
+from fp4jax.data.batches import row_order as row_order
 from fp4jax.data.batches import train_batches as train_batches
 from fp4jax.data.config import DataConfig as DataConfig
 from fp4jax.data.corpus import Corpus as Corpus

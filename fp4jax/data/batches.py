@@ -148,6 +148,28 @@ def _in_order(splits, config: DataConfig, inside: range) -> Iterator[Batch]:
             yield rows[start + np.array(inside)]
 
 
+def row_order(corpus: Corpus, config: DataConfig) -> grain.MapDataset[tuple[int, int]]:
+    """Returns which row each row of all batches is, as (number of its domain, row).
+
+    Args:
+      corpus: from `load_corpus`.
+      config: sequence_length and seed decide the order; batch n has the batch_size
+        rows from n batch_size on.
+    """
+    drawn = [
+        grain.MapDataset.source(
+            _Positions(number, len(Rows(domain.train, config.sequence_length)))
+        )
+        .seed(config.seed)
+        .shuffle()
+        .repeat(_EPOCHS)
+        for number, domain in enumerate(corpus.domains)
+    ]
+    weights = [domain.weight for domain in corpus.domains]
+    mix = lambda: grain.MapDataset.mix(drawn, weights=weights)
+    return drawn[0] if len(drawn) == 1 else mix()
+
+
 class _Numbered:
     """Random access to batches."""
 
@@ -155,16 +177,7 @@ class _Numbered:
         length = config.sequence_length
         self._rows = [Rows(domain.train, length) for domain in corpus.domains]
         self._batch_size, self._inside = config.batch_size, inside
-        drawn = [
-            grain.MapDataset.source(_Positions(domain, len(rows)))
-            .seed(config.seed)
-            .shuffle()
-            .repeat(_EPOCHS)
-            for domain, rows in enumerate(self._rows)
-        ]
-        weights = [domain.weight for domain in corpus.domains]
-        mix = lambda: grain.MapDataset.mix(drawn, weights=weights)
-        self._order = drawn[0] if len(drawn) == 1 else mix()
+        self._order = row_order(corpus, config)
 
     def __len__(self) -> int:
         return len(self._order) // self._batch_size

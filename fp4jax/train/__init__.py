@@ -31,3 +31,4 @@ from fp4jax.train.state import init_state as init_state
 from fp4jax.train.state import make_state as make_state
 from fp4jax.train.step import make_eval_step as make_eval_step
 from fp4jax.train.step import make_train_step as make_train_step
+from fp4jax.train.step import step_function as step_function

@@ -10,10 +10,9 @@ import numpy as np
 from fp4jax.policies import Policy, Schedule
 from fp4jax.train.metrics import Evaluation, utilization
 from fp4jax.train.state import TrainState
-from fp4jax.train.step import Batch, Metrics
+from fp4jax.train.step import Batch, Metrics, Step
 
 Record = dict[str, Any]
-Step = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 
 _NOT_FINITE = (
     "train: loss and gradient must be finite, got loss={loss}, grad_norm={grad_norm} "

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,7 @@ from fp4jax.train.partition import check_mesh, spread
 from fp4jax.train.state import TrainState
 
 Metrics = dict[str, jax.Array]
+Step = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 
 # XLA may skip the rounding of a bfloat16 value inside a fusion, and which it skips
 # depends on how layers are scanned and rematerialized. With the option off, losses do
@@ -63,6 +65,19 @@ def make_train_step(
       ValueError: `microbatches` is no positive integer; when called, rows that are no
         multiple of it times the devices of the mesh, or what `check_mesh` says of it.
     """
+    step = step_function(graph, optimizer, microbatches=microbatches, mesh=mesh)
+    compiled = jax.jit(step, donate_argnums=0, compiler_options=COMPILER_OPTIONS)
+    return Compiled(compiled, mesh)
+
+
+def step_function(
+    graph: nnx.GraphDef,
+    optimizer: Optimizer,
+    *,
+    microbatches: int = 1,
+    mesh: Mesh | None = None,
+) -> Step:
+    """Returns what `make_train_step` compiles, for programs of several steps."""
     if not is_integer(microbatches) or microbatches < 1:
         raise ValueError(
             "make_train_step: microbatches must be a positive integer, got "
@@ -104,8 +119,7 @@ def make_train_step(
         )
         return spread((state, metrics))
 
-    compiled = jax.jit(step, donate_argnums=0, compiler_options=COMPILER_OPTIONS)
-    return Compiled(compiled, mesh)
+    return step
 
 
 def _check(

@@ -1,0 +1,1 @@
+"""Many short training runs on one device, compiled once for all that can share it."""

@@ -1,0 +1,121 @@
+"""The command of a study of many runs."""
+
+import dataclasses
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import tyro
+
+from experiments import study, terminal
+from experiments.kernels.chosen import Grouped, Quantize
+from experiments.many_runs import budget, queue
+from experiments.many_runs.queue import How
+from experiments.many_runs.run import Run
+from experiments.study import Results
+from fp4jax import data
+from fp4jax.data import DataConfig
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Study:
+    """A question that runs answer.
+
+    Attributes:
+      folder: holds README.md and results.jsonl.
+      queue: returns the runs, the most important first, of what has been found so far;
+        asked again once these are done.
+      tiny: returns the few small ones that show that all of it works.
+      parts: returns the tables of the README by name, and draws figures beside it.
+    """
+
+    folder: Path
+    queue: Callable[[Results], Sequence[Run]]
+    tiny: Callable[[], Sequence[Run]]
+    parts: Callable[[Results, Path], Mapping[str, str]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Trains what is missing, most important first, and shows what was found.
+
+    Every run that ends is a line of the results at once; a command that is stopped, or
+    that had no time for all, goes on when it is started again.
+    """
+
+    data: str = DataConfig.source
+    """folder that experiments.tokenize made, or other text as experiments.pretrain has
+    it."""
+    out: Path | None = None
+    """folder for results.jsonl and figures in place of the study's own."""
+    limit: float = math.inf
+    """seconds; a run that would take longer than what is left of them is not begun."""
+    jobs: int = 1
+    """processes that trace and compile at a time, while one of them trains."""
+    lanes: int = 1
+    """runs of one policy that train side by side, as one program."""
+    quantize: Quantize = "default"
+    """what quantizes: the device's kernels, or XLA, which takes less time to trace."""
+    grouped: Grouped = "default"
+    """what multiplies groups of rows: JAX's kernels for Hopper GPUs, lax.ragged_dot."""
+    only: tuple[str, ...] = ()
+    """policies to train; all others wait."""
+    dry: bool = False
+    """prints the queue and what each run is expected to take, and trains nothing."""
+    show: bool = False
+    """only makes tables and figures anew of the results that are there."""
+    tiny: bool = False
+    """a few runs of small models, for a look on any device; needs --out."""
+
+
+def main(about: Study, argv: Sequence[str] | None = None) -> int:
+    """Runs the command and returns its exit status."""
+    arguments = tyro.cli(Arguments, args=argv)
+    folder = arguments.out or about.folder
+    out = folder / "results.jsonl"
+    try:
+        if arguments.tiny and arguments.out is None:
+            raise ValueError("--tiny: must come with --out, a folder for its results.")
+        if arguments.dry:
+            rows = budget.table(_queue(about, arguments, Results(out)), Results(out))
+            terminal.console(120).print(rows)
+            return 0
+        if not arguments.show:
+            _train(about, arguments, out)
+        results = Results(out)
+        parts = about.parts(results, folder)
+    except (ValueError, TypeError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if arguments.out is None:
+        study.show(about.folder / "README.md", parts)
+    for name, text in parts.items():
+        print(f"{name}\n\n{text}\n")
+    return 0
+
+
+def _queue(about: Study, arguments: Arguments, results: Results) -> list[Run]:
+    runs = about.tiny() if arguments.tiny else about.queue(results)
+    return [run for run in runs if not arguments.only or run.policy in arguments.only]
+
+
+def _train(about: Study, arguments: Arguments, out: Path) -> None:
+    """Trains until the queue has nothing more, or there is no time for what it has."""
+    config = DataConfig(source=arguments.data)
+    config = dataclasses.replace(config, **data.decided_by_source(config))
+    how = How(
+        data=config,
+        out=out,
+        deadline=time.time() + arguments.limit,
+        lanes=arguments.lanes,
+        quantize=arguments.quantize,
+        grouped=arguments.grouped,
+    )
+    tried: list[Run] = []
+    while runs := [
+        run for run in _queue(about, arguments, Results(out)) if run not in tried
+    ]:
+        queue.train(runs, how, jobs=arguments.jobs)
+        tried += runs

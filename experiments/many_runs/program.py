@@ -1,0 +1,145 @@
+"""The compiled program of some steps, on batches that are cut out on the device."""
+
+import functools
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jax import lax
+
+from experiments.many_runs import text
+from experiments.many_runs.run import Run
+from experiments.many_runs.text import Text
+from fp4jax import policies, recipes, train
+from fp4jax.models import Transformer
+from fp4jax.train import OptimConfig, Optimizer, TrainState
+from fp4jax.train.step import COMPILER_OPTIONS, Metrics
+
+
+class Functions(NamedTuple):
+    """What a run computes, not yet compiled.
+
+    Attributes:
+      start: `f(seed, noise) -> state`, the state before step 0.
+      advance: `f(state, text, rows, rates) -> (state, metrics)`: n steps on the rows
+        [n, b] of a text, at learning rates [n]; metrics are [n].
+      forwards: graphs to evaluate, "bf16" and, if the policy quantizes it, "own".
+    """
+
+    start: Callable[[jax.Array, jax.Array], TrainState]
+    advance: Callable[
+        [TrainState, Text, jax.Array, jax.Array], tuple[TrainState, Metrics]
+    ]
+    forwards: Mapping[str, nnx.GraphDef]
+
+
+class Program(NamedTuple):
+    """What runs share that differ in nothing but their numbers.
+
+    Attributes:
+      start, advance: as of `Functions`; `advance` consumes the state.
+      evaluate: of each forward pass, as `train.make_eval_step`, of one lane.
+      lanes: runs that go side by side, of which every argument and result but the text
+        then has a first axis; 0: one run, and no such axis.
+      trace_seconds, compile_seconds: what it took.
+    """
+
+    start: Callable
+    advance: Callable
+    evaluate: Mapping[str, Callable]
+    lanes: int
+    trace_seconds: float
+    compile_seconds: float
+
+
+def functions(run: Run, vocab_size: int) -> Functions:
+    """Returns what a run computes.
+
+    AdamW's update is proportional to the learning rate, weight decay included, so that
+    rates are arguments, and runs of any rate and length share a program.
+    """
+    shape, policy = run.shape(vocab_size), run.whole_policy(vocab_size)
+    unit = train.make_optimizer(
+        OptimConfig(lr=1.0, schedule="constant", warmup=0.0), steps=1
+    )
+
+    def at_rate(rate: Any) -> Optimizer:
+        transform = optax.chain(unit.transform, optax.scale(rate))
+        return Optimizer(transform, lambda step: rate)
+
+    def make(seed: Any, noise: Any) -> Transformer:
+        rngs = nnx.Rngs(params=jax.random.key(seed), quant=jax.random.key(noise))
+        return Transformer(shape, policy, rngs=rngs)
+
+    model = nnx.eval_shape(lambda: make(0, 0))
+    graph = nnx.graphdef(model)
+    forwards = {"own": graph}
+    if all(policy.recipe(path).fprop == recipes.Fprop() for path in shape.layer_paths):
+        forwards = {}
+    model.set_policy(policies.bf16(shape))
+
+    def start(seed: jax.Array, noise: jax.Array) -> TrainState:
+        return train.make_state(make(seed, noise), at_rate(1.0).transform)[1]
+
+    def advance(
+        state: TrainState, whole: Text, rows: jax.Array, rates: jax.Array
+    ) -> tuple[TrainState, Metrics]:
+        def one(state, x):
+            step = train.step_function(graph, at_rate(x[1]))
+            return step(state, text.batch(whole, x[0]))
+
+        return lax.scan(one, state, (rows, rates))
+
+    return Functions(start, advance, {"bf16": nnx.graphdef(model)} | forwards)
+
+
+def compiled(
+    run: Run, whole: Text, vocab_size: int, *, lanes: int, kernels: Any
+) -> Program:
+    """Traces and compiles.
+
+    Args:
+      run: any of those that share it.
+      whole: the text, or shapes in place of its arrays.
+      vocab_size: of the text.
+      lanes: as of `Program`.
+      kernels: a choice for `fp4jax.kernels.choice.KERNELS`, in whose context to trace.
+    """
+    began = time.perf_counter()
+    start, advance, forwards = functions(run, vocab_size)
+    shaped = jax.ShapeDtypeStruct
+    whole = jax.tree.map(lambda x: shaped(x.shape, x.dtype), whole)
+    state = jax.eval_shape(start, *2 * [shaped((), jnp.uint32)])
+    batch = jax.eval_shape(text.batch, whole, shaped((run.rows,), jnp.int32))
+    lead = ()
+    if lanes:
+        start, lead = jax.vmap(start), (lanes,)
+        advance = jax.vmap(advance, in_axes=(0, None, 0, 0))
+    seeds = 2 * [shaped(lead, jnp.uint32)]
+    rows = shaped((*lead, run.at_once, run.rows), jnp.int32)
+    rates = shaped((*lead, run.at_once), jnp.float32)
+    states = jax.eval_shape(start, *seeds)
+    jit = functools.partial(jax.jit, compiler_options=COMPILER_OPTIONS)
+    with kernels:
+        lowered = [
+            jit(start).lower(*seeds),
+            jit(advance, donate_argnums=0).lower(states, whole, rows, rates),
+            *(
+                train.make_eval_step(graph).lower(state, batch)
+                for graph in forwards.values()
+            ),
+        ]
+    traced = time.perf_counter()
+    start, advance, *evaluate = (each.compile() for each in lowered)
+    return Program(
+        start=start,
+        advance=advance,
+        evaluate=dict(zip(forwards, evaluate, strict=True)),
+        lanes=lanes,
+        trace_seconds=traced - began,
+        compile_seconds=time.perf_counter() - traced,
+    )

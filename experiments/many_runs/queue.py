@@ -1,0 +1,152 @@
+"""Runs in their order of importance, as many as there is time for.
+
+A task is a compiled program and the runs that share it. Tasks are traced and compiled
+several at a time, each in a process of its own, and have the device one after another:
+time that one spends on compiling is time in which another trains.
+"""
+
+import dataclasses
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import jax
+
+from experiments import study
+from experiments.folder import Row
+from experiments.kernels.chosen import Grouped, Quantize, choice
+from experiments.kernels.in_turn import ProcessDied, in_turn
+from experiments.many_runs import budget, text
+from experiments.many_runs.perform import Setting, TooLong, perform
+from experiments.many_runs.program import compiled
+from experiments.many_runs.run import Run
+from fp4jax import data
+from fp4jax.data import DataConfig
+from fp4jax.kernels.choice import KERNELS
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class How:
+    """How runs are performed; but for rounding it changes no result.
+
+    Attributes:
+      data: folder of tokens, or another source of text.
+      out: file of results.
+      deadline: time of day in seconds by which all must be done.
+      lanes: runs of one program side by side; 1: one after another.
+      quantize, grouped: the kernels.
+    """
+
+    data: DataConfig
+    out: Path
+    deadline: float
+    lanes: int = 1
+    quantize: Quantize = "default"
+    grouped: Grouped = "default"
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """Runs that share a program, and how they are performed."""
+
+    runs: tuple[Run, ...]
+    how: How
+
+
+def tasks(runs: Iterable[Run], how: How) -> Iterator[Task]:
+    """Yields runs by their programs, in the order of the first of each."""
+    by_program: dict[Run, list[Run]] = {}
+    for run in runs:
+        by_program.setdefault(run.program, []).append(run)
+    for group in by_program.values():
+        whole = len(group) // how.lanes * how.lanes if how.lanes > 1 else len(group)
+        parts = (group[:whole], group[whole:])
+        yield from (Task(tuple(part), how) for part in parts if part)
+
+
+def train(runs: Sequence[Run], how: How, *, jobs: int) -> None:
+    """Performs those runs of which the results have no row, and says what it does.
+
+    Args:
+      runs: the most important first.
+      how: to perform them.
+      jobs: processes; 1: this one does everything.
+    """
+    results = study.Results(how.out)
+    missing = [Run(**piece) for piece in results.missing(run.piece for run in runs)]
+    perform_all(list(tasks(missing, how)), jobs=jobs)
+
+
+def perform_all(queue: Sequence[Task], *, jobs: int) -> None:
+    """Performs tasks one after another; says which one a process did not survive."""
+    if jobs > 1:  # each takes memory as it needs it
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    for task, found in zip(queue, in_turn(prepare, queue, jobs=jobs), strict=True):
+        if isinstance(found, ProcessDied):
+            print(f"{_name(task.runs[0])}: {found}", file=sys.stderr, flush=True)
+
+
+def prepare(task: Task) -> Callable[[], int]:
+    """Compiles a task; returns what performs it, and says how many runs it did."""
+    how, first = task.how, task.runs[0]
+    if time.time() > how.deadline:
+        return lambda: 0
+    lanes = min(how.lanes, len(task.runs))
+    lanes = 0 if lanes == 1 else lanes
+    corpus = data.load_corpus(how.data)
+    whole = text.read(corpus, first.length)
+    kernels = choice(grouped=how.grouped, quantize=how.quantize)
+    program = compiled(
+        first, whole, how.data.vocab_size, lanes=lanes, kernels=KERNELS(kernels)
+    )
+    about = {
+        "corpus": corpus.fingerprint,
+        "quantize": how.quantize,
+        "grouped": how.grouped,
+    }
+
+    def finish() -> int:
+        setting = Setting(
+            corpus=corpus,
+            data=how.data,
+            whole=jax.device_put(whole),
+            deadline=how.deadline,
+            about=about,
+        )
+        results = study.Results(how.out)
+        done = 0
+        size = max(1, lanes)
+        for start in range(0, len(task.runs), size):
+            runs = task.runs[start : start + size]
+            cost, is_measured = budget.seconds(runs[0], results)
+            if is_measured and time.time() + cost * len(runs) > how.deadline:
+                print(f"{_name(runs[0])}: left out, it takes {cost:.0f} s", flush=True)
+                break
+            try:
+                rows = perform(program, runs, setting)
+            except TooLong as error:
+                print(f"{_name(runs[0])}: left out, {error}", flush=True)
+                break
+            for row in rows:
+                results.add(row)
+                _say(row)
+            done += len(rows)
+        return done
+
+    return finish
+
+
+def _name(run: Run) -> str:
+    return f"{run.model} {run.policy} lr {run.lr:g} seed {run.seed}.{run.noise}"
+
+
+def _say(row: Row) -> None:
+    name = _name(Run(**{f.name: row[f.name] for f in dataclasses.fields(Run)}))
+    print(
+        f"{name}: held-out loss {row['heldout']['bf16']['all']['loss']:.4f}, "
+        f"{row['seconds']:.0f} s, {row['tokens_per_s'] / 1e6:.3f}M tokens/s, traced in "
+        f"{row['trace_seconds']:.0f} s, compiled in {row['compile_seconds']:.0f} s",
+        flush=True,
+    )

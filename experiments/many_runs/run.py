@@ -1,0 +1,88 @@
+"""A run: a policy, a model, and the numbers that tell it from others of its kind."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from experiments.many_runs.shapes import SHAPES
+from experiments.many_runs.variants import POLICIES
+from fp4jax import train
+from fp4jax.data import DataConfig
+from fp4jax.models import ModelConfig
+from fp4jax.policies import Policy
+from fp4jax.train import OptimConfig
+
+STEPS_AT_ONCE = 50  # of one call of a compiled program, and of one mean of losses
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+    """What one row of results is of.
+
+    Attributes:
+      policy: name in `variants.POLICIES`.
+      model: name in `shapes.SHAPES`.
+      tokens: to train on, rounded to whole programs of `at_once` steps.
+      lr: peak learning rate.
+      seed: of the initial weights and of the batches.
+      noise: of the random bits.
+      rows: of a batch.
+      length: tokens of a row.
+      at_once: steps of one call of the compiled program.
+    """
+
+    policy: str
+    model: str
+    tokens: int
+    lr: float
+    seed: int = 0
+    noise: int = 0
+    rows: int = 128
+    length: int = 512
+    at_once: int = STEPS_AT_ONCE
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps, a multiple of `at_once`."""
+        batch = self.rows * self.length
+        return self.at_once * max(1, round(self.tokens / batch / self.at_once))
+
+    @property
+    def piece(self) -> dict[str, Any]:
+        """The part of a row of results that names the run."""
+        return dataclasses.asdict(self)
+
+    @property
+    def program(self) -> "Run":
+        """The run whose compiled program this one can use."""
+        return dataclasses.replace(self, tokens=0, lr=0.0, seed=0, noise=0)
+
+    def shape(self, vocab_size: int) -> ModelConfig:
+        """Returns the model's shape, with the vocabulary of a tokenizer."""
+        return dataclasses.replace(SHAPES[self.model], vocab_size=vocab_size)
+
+    def whole_policy(self, vocab_size: int) -> Policy:
+        """Returns the policy of the model."""
+        return POLICIES[self.policy](self.shape(vocab_size))
+
+    @property
+    def optim(self) -> OptimConfig:
+        """AdamW, by `experiments.pretrain`'s defaults but for the learning rate."""
+        return OptimConfig(lr=self.lr)
+
+    @property
+    def rates(self) -> NDArray[np.float32]:
+        """The learning rate of every step."""
+        schedule = train.make_schedule(self.optim, steps=self.steps)
+        return np.asarray(schedule(np.arange(self.steps)), np.float32)
+
+    def batches(self, data: DataConfig) -> DataConfig:
+        """Returns how batches are drawn: with the seed of the run."""
+        return dataclasses.replace(
+            data,
+            batch_size=self.rows,
+            sequence_length=self.length,
+            seed=self.seed,
+        )
