@@ -7,6 +7,7 @@ contraction axis, `fp4jax.kernels.squares` a part of a square block.
 
 import abc
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fp4jax.kernels import registers
+from fp4jax.kernels.instructions import PORTABLE, Nvidia, Portable
 from fp4jax.kernels.planes import Plane
 from fp4jax.numerics import random_bits
 
@@ -109,11 +111,12 @@ class Geometry(abc.ABC):
         """Returns the amaxes of blocks, given those of what threads hold of them."""
         return amax
 
-    def truncate(self, plane: Plane) -> Plane:
-        """Returns float32 in [0, 2^23) as uint32."""
+    @property
+    def instructions(self) -> Portable:
+        """What rounds planes and finds codes."""
         if self.interpret:
-            return plane.astype(jnp.uint32)
-        return registers.truncate(plane, self.lane)
+            return PORTABLE
+        return Nvidia(functools.partial(registers.add_down, lane=self.lane))
 
     @abc.abstractmethod
     def _pairs(self, where: Where) -> Callable[[int], tuple[Plane, Plane]]:
@@ -138,7 +141,11 @@ class Geometry(abc.ABC):
             kernel,
             grid=(math.prod(self.grid),),
             grid_names=("program",),
-            compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
+            compiler_params=plgpu.CompilerParams(
+                unsafe_no_auto_barriers=True,
+                # Of a warpgroup's semantics Python lowers ten times as long.
+                lowering_semantics=plgpu.LoweringSemantics.Lane,
+            ),
             **how,
         )(x.reshape(self.view), *arrays)
 

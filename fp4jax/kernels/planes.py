@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fp4jax.numerics import Quantizer, exact, formats, rounding, scaling
+from fp4jax.kernels.instructions import PORTABLE, Portable
+from fp4jax.numerics import Quantizer, exact, formats, scaling
 from fp4jax.numerics.packing import fits_half_a_byte
 
 Plane = jax.Array
@@ -43,7 +44,7 @@ def quantize(
     factor: tuple[jax.Array, jax.Array] | None = None,
     uniform: Callable[[int], tuple[Plane, Plane]] | None = None,
     across: Callable[[Plane], Plane] = lambda amax: amax,
-    truncate: Callable[[Plane], Plane] = lambda x: x.astype(jnp.uint32),
+    instructions: Portable = PORTABLE,
 ) -> Quantized:
     """Rotates, scales and rounds the planes of whole runs.
 
@@ -55,7 +56,7 @@ def quantize(
       factor: of two levels, s_enc and 1 / s_enc, float32 scalars.
       uniform: maps i to the random bits of planes 2i and 2i + 1.
       across: maps the amaxes of planes to those of blocks that lie in several threads.
-      truncate: maps planes in [0, 2^23) to uint32.
+      instructions: that round.
     """
     planes = [plane.astype(jnp.float32) for plane in planes]
     if signs is not None:
@@ -78,13 +79,14 @@ def quantize(
     bits: list[Plane | None] = [None] * len(values)
     if uniform is not None:
         bits = [half for i in range(len(values) // 2) for half in uniform(i)]
-    rounded = (
-        exact.with_sign_of(
-            rounding.round_magnitude(jnp.abs(t), quantizer.grid, u, truncate=truncate),
-            t,
-        )
-        for t, u in zip(values, bits, strict=True)
-    )
+    grid, rounded = quantizer.grid, []
+    for t, u in zip(values, bits, strict=True):
+        magnitude = jnp.abs(t)
+        if u is None:
+            magnitude = instructions.nearest(magnitude, grid)
+        else:
+            magnitude = instructions.stochastic(magnitude, u, grid)
+        rounded.append(exact.with_sign_of(magnitude, t))
     return Quantized(tuple(rounded), tuple(scales))
 
 
@@ -114,8 +116,7 @@ def rotate(planes: Sequence[Plane], signs: Sequence[float | jax.Array]) -> list[
 
 def amax(planes: Sequence[Plane]) -> Plane:
     """Returns the largest magnitude across planes; NaN where one is."""
-    patterns = (exact.magnitude_bits_of(plane) for plane in planes)
-    return exact.float_of(functools.reduce(jnp.maximum, patterns))
+    return functools.reduce(jnp.maximum, map(jnp.abs, planes))
 
 
 def operand(quantized: Quantized, dtype: jax.typing.DTypeLike) -> list[Plane]:
@@ -137,22 +138,29 @@ def code_bits(grid: formats.Format) -> int:
     return 4 if fits_half_a_byte(grid) else 8
 
 
-def packed(quantized: Quantized, quantizer: Quantizer, bits: int) -> list[Plane]:
-    """Returns int32 planes of codes, as many in each as `bits` have room for.
+def packed(
+    quantized: Quantized,
+    quantizer: Quantizer,
+    bits: int,
+    instructions: Portable = PORTABLE,
+) -> list[Plane]:
+    """Returns uint32 planes of codes, as many in each as `bits` have room for.
 
     Args:
       quantized: the planes.
       quantizer: what made them.
       bits: of an integer, 8 or 32; the first code is in its lowest.
+      instructions: that find codes.
     """
-    width = code_bits(quantizer.grid)
-    codes = [formats.signed_code(v, quantizer.grid) for v in quantized.values]
+    grid = quantizer.grid
+    width = code_bits(grid)
+    codes = [instructions.code(value, grid) for value in quantized.values]
     room = bits // width
     words: list[Plane] = []
     for first in range(0, len(codes), room):
         *lower, word = codes[first : first + room]
         for code in reversed(lower):
-            word = (word << width) + code
+            word = (word << width) | code
         words.append(word)
     return words
 

@@ -196,18 +196,37 @@ def e4m3_word(planes: Sequence[jax.Array], lane: Layout, interpret: bool) -> jax
     return convert(*planes)
 
 
-def truncate(plane: jax.Array, lane: Layout) -> jax.Array:
-    """Returns float32 in [0, 2^32) as uint32, without a look for others."""
-    integers = plgpu.ShapeDtypeStruct(plane.shape, jnp.uint32, layout=lane.pallas)
+def add_down(
+    plane: jax.Array, offset: jax.Array | np.float32, lane: Layout
+) -> jax.Array:
+    """Returns plane + offset, float32 rounded toward zero."""
+    floats = plgpu.ShapeDtypeStruct(plane.shape, jnp.float32, layout=lane.pallas)
+    if not isinstance(offset, jax.Array):
+        offset = plgpu.layout_cast(jnp.full(plane.shape, offset), lane.pallas)
 
-    @plgpu.inline_mgpu(arg_types=(lane.pallas,), return_type=integers)
-    def convert(_, plane):
-        i32, held = ir.IntegerType.get_signless(32), plane.registers.reshape(-1)
-        kind = ir.VectorType.get(held[0].type.shape, i32)
-        found = [llvm.fptoui(kind, x) for x in held]
-        return lane.array(found, integers.shape, jnp.uint32)
+    @plgpu.inline_mgpu(arg_types=(lane.pallas,) * 2, return_type=floats)
+    def add(_, plane, offset):
+        pairs = zip(plane.registers.flat, offset.registers.flat, strict=True)
+        found = [_add_down(x, y) for x, y in pairs]
+        return lane.array(found, floats.shape, jnp.float32)
 
-    return convert(plane)
+    return add(plane, offset)
+
+
+def _add_down(x: ir.Value, y: ir.Value) -> ir.Value:
+    found: list[Any] = []
+    for pair in zip(_elements_of(x), _elements_of(y), strict=True):
+        add = "add.rz.f32 $0, $1, $2;"
+        found.append(llvm.inline_asm(ir.F32Type.get(), pair, add, "=f,f,f"))
+    return vector.from_elements(x.type, found)
+
+
+def _elements_of(x: ir.Value) -> list[ir.Value]:
+    kind: Any = x.type
+    return [
+        vector.extract(x, dynamic_position=[], static_position=[i])
+        for i in range(kind.shape[0])
+    ]
 
 
 _E4M3 = """{
@@ -220,8 +239,7 @@ mov.b32 $0, {low, high};
 
 def _e4m3(*vectors: ir.Value) -> ir.Value:
     i32 = ir.IntegerType.get_signless(32)
-    position: dict[str, Any] = {"dynamic_position": [], "static_position": [0]}
-    elements = [vector.extract(v, **position) for v in vectors]
+    elements = [_elements_of(v)[0] for v in vectors]
     word: Any = llvm.inline_asm(i32, elements, _E4M3, "=r,f,f,f,f")
     return vector.broadcast(ir.VectorType.get((1,), i32), word)
 

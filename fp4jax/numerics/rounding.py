@@ -1,8 +1,6 @@
 """Rounding to a format: nearest even, and stochastic with given bits."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -79,17 +77,12 @@ def to_grid(t: jax.Array, grid: Format, bits: jax.Array | None = None) -> jax.Ar
     Returns:
       Float32 members of the grid.
     """
-    magnitude = round_magnitude(jnp.abs(t), grid, bits)
-    return jnp.where((t < 0) & (magnitude > 0), -magnitude, magnitude)
-
-
-def round_magnitude(
-    t: jax.Array, grid: Format, bits: jax.Array | None = None, **how: Any
-) -> jax.Array:
-    """Rounds magnitudes to members of a grid: `to_grid` of what has no sign."""
+    magnitude = jnp.abs(t)
     if bits is None:
-        return round_nearest(t, grid)
-    return round_stochastic(t, bits, grid, **how)
+        magnitude = round_nearest(magnitude, grid)
+    else:
+        magnitude = round_stochastic(magnitude, bits, grid)
+    return jnp.where((t < 0) & (magnitude > 0), -magnitude, magnitude)
 
 
 def round_nearest(t: jax.Array, fmt: Format) -> jax.Array:
@@ -103,17 +96,11 @@ def round_nearest(t: jax.Array, fmt: Format) -> jax.Array:
     Returns:
       Float32 members of the format.
     """
-    t, step, inverse_step = _saturate(t, fmt)
+    t, step, inverse_step = saturate(t, fmt)
     return lax.round(t * inverse_step, lax.RoundingMethod.TO_NEAREST_EVEN) * step
 
 
-def round_stochastic(
-    t: jax.Array,
-    bits: jax.Array,
-    fmt: Format,
-    *,
-    truncate: Callable[[jax.Array], jax.Array] = lambda x: x.astype(jnp.uint32),
-) -> jax.Array:
+def round_stochastic(t: jax.Array, bits: jax.Array, fmt: Format) -> jax.Array:
     """Rounds magnitudes to one of the two members of `fmt` around them, unbiased.
 
     i = floor(t / step 2^16),  result = ((i + bits) >> 16) step
@@ -122,19 +109,23 @@ def round_stochastic(
       t: float32 magnitudes >= 0, as for `round_nearest`.
       bits: uint32 uniform in [0, 2^16).
       fmt: the format.
-      truncate: maps float32 in [0, 2^23) to uint32.
 
     Returns:
       Float32 members of the format.
     """
-    t, step, inverse_step = _saturate(t, fmt)
-    i = truncate(t * inverse_step * 65536.0)
+    t, step, inverse_step = saturate(t, fmt)
+    i = (t * inverse_step * 65536.0).astype(jnp.uint32)
     return ((i + bits) >> 16).astype(jnp.float32) * step
 
 
-def _saturate(t: jax.Array, fmt: Format):
+def clamp(t: jax.Array, fmt: Format) -> jax.Array:
+    """Returns magnitudes of at most the format's largest, which a NaN becomes too."""
+    return jnp.where(t < fmt.max, t, jnp.float32(fmt.max))
+
+
+def saturate(t: jax.Array, fmt: Format):
     """Clamps magnitudes; returns them, the step around each, and its reciprocal."""
-    t = jnp.where(t < fmt.max, t, jnp.float32(fmt.max))
+    t = clamp(t, fmt)
     if fmt.is_uniform:
         step = np.float32(2.0 ** (fmt.emin - fmt.mantissa_bits))
         return t, step, 1 / step

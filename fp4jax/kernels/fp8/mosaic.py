@@ -65,7 +65,7 @@ def encode(
             size=geometry.planes_of_block,
             uniform=geometry.uniform(where, drawn[0]) if drawn else None,
             across=geometry.across,
-            truncate=geometry.truncate,
+            instructions=geometry.instructions,
         )
         (scale,) = quantized.scales
         of_rows, of_columns = (

@@ -200,7 +200,7 @@ def quantize_matrix(
             uniform=uniform,
             size=geometry.planes_of_block,
             across=geometry.across,
-            truncate=geometry.truncate,
+            instructions=geometry.instructions,
         )
         for output, ref in zip(outputs, refs[len(arrays) :], strict=True):
             _store(output, ref, where, quantized, quantizer, geometry)
@@ -240,7 +240,8 @@ def _store(
             operand = planes.operand(quantized, jnp.bfloat16)
             geometry.store(ref, where, operand)
         case Output.CODES:
-            words = planes.packed(quantized, quantizer, geometry.word)
+            how = geometry.word, geometry.instructions
+            words = planes.packed(quantized, quantizer, *how)
             geometry.store(ref, where, words)
         case Output.SCALES:
             codes = planes.scale_codes(quantized, quantizer)
