@@ -116,7 +116,10 @@ class Geometry(abc.ABC):
         """What rounds planes and finds codes."""
         if self.interpret:
             return PORTABLE
-        return Nvidia(functools.partial(registers.add_down, lane=self.lane))
+        add, divide = registers.add_down, registers.reciprocal
+        return Nvidia(
+            *(functools.partial(function, lane=self.lane) for function in (add, divide))
+        )
 
     @abc.abstractmethod
     def _pairs(self, where: Where) -> Callable[[int], tuple[Plane, Plane]]:

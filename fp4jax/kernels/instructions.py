@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fp4jax.numerics import formats, rounding
+from fp4jax.numerics import exact, formats, rounding
 from fp4jax.numerics.formats import Format
 
 
@@ -27,6 +27,10 @@ class Portable:
     def stochastic(self, t: jax.Array, bits: jax.Array, grid: Format) -> jax.Array:
         """Returns `rounding.round_stochastic`."""
         return rounding.round_stochastic(t, bits, grid)
+
+    def reciprocal(self, x: jax.Array) -> jax.Array:
+        """Returns `exact.reciprocal`."""
+        return exact.reciprocal(x)
 
     def code(self, value: jax.Array, grid: Format) -> jax.Array:
         """Returns `formats.encode` in uint32."""
@@ -42,9 +46,11 @@ class Nvidia(Portable):
 
     Attributes:
       add_down: returns the sum of numbers >= 0, rounded toward zero.
+      divide_into_one: as `reciprocal`.
     """
 
     add_down: Callable[[jax.Array, jax.Array | np.float32], jax.Array]
+    divide_into_one: Callable[[jax.Array], jax.Array]
 
     def nearest(self, t: jax.Array, grid: Format) -> jax.Array:
         """Returns (t + 2^23 step) - 2^23 step: float32 has no room for less."""
@@ -69,6 +75,10 @@ class Nvidia(Portable):
         pattern = lax.bitcast_convert_type(self.add_down(t, offset), jnp.uint32)
         pattern = (pattern + (bits << (below - 16))) & np.uint32(2**32 - 2**below)
         return lax.bitcast_convert_type(pattern, jnp.float32) - offset
+
+    def reciprocal(self, x: jax.Array) -> jax.Array:
+        """Returns what the device has an instruction for."""
+        return self.divide_into_one(x)
 
     def code(self, value: jax.Array, grid: Format) -> jax.Array:
         """Scales the grid's subnormals to float32's, whose pattern holds the code."""

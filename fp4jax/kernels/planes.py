@@ -59,22 +59,24 @@ def quantize(
       instructions: that round.
     """
     planes = [plane.astype(jnp.float32) for plane in planes]
+    norm = np.float32(1)
     if signs is not None:
-        planes = rotate(planes, signs)
+        planes, norm = _rotated(planes, signs)
     encode, decode = factor or (None, None)
     values: list[Plane] = []
     scales: list[Plane] = []
     for first in range(0, len(planes), size):
         block = planes[first : first + size]
         scale, inverse = scaling.block_scale(
-            across(amax(block)),
+            across(amax(block)) * norm,
             quantizer.scale,
             quantizer.grid,
             headroom=quantizer.headroom,
             factor=encode,
             inverse_factor=decode,
+            reciprocal=instructions.reciprocal,
         )
-        values += [plane * inverse for plane in block]
+        values += [plane * (inverse * norm) for plane in block]
         scales.append(scale)
     bits: list[Plane | None] = [None] * len(values)
     if uniform is not None:
@@ -95,6 +97,14 @@ def rotate(planes: Sequence[Plane], signs: Sequence[float | jax.Array]) -> list[
 
     The butterflies are those of `fp4jax.numerics.hadamard`, in its order.
     """
+    rotated, norm = _rotated(planes, signs)
+    return [plane * norm for plane in rotated]
+
+
+def _rotated(
+    planes: Sequence[Plane], signs: Sequence[float | jax.Array]
+) -> tuple[list[Plane], np.float32]:
+    """Returns planes and what remains to multiply them by, a power of two."""
     size = len(signs)
     norm = np.float32(1 / math.sqrt(size))
     rotated: list[Plane] = []
@@ -110,8 +120,10 @@ def rotate(planes: Sequence[Plane], signs: Sequence[float | jax.Array]) -> list[
                     a, b = run[i], run[i | distance]
                     run[i], run[i | distance] = a + b, a - b
             distance *= 2
-        rotated += [plane * norm for plane in run]
-    return rotated
+        rotated += run
+    if math.frexp(norm)[0] == 0.5:
+        return rotated, norm
+    return [plane * norm for plane in rotated], np.float32(1)
 
 
 def amax(planes: Sequence[Plane]) -> Plane:

@@ -200,25 +200,35 @@ def add_down(
     plane: jax.Array, offset: jax.Array | np.float32, lane: Layout
 ) -> jax.Array:
     """Returns plane + offset, float32 rounded toward zero."""
-    floats = plgpu.ShapeDtypeStruct(plane.shape, jnp.float32, layout=lane.pallas)
     if not isinstance(offset, jax.Array):
         offset = plgpu.layout_cast(jnp.full(plane.shape, offset), lane.pallas)
-
-    @plgpu.inline_mgpu(arg_types=(lane.pallas,) * 2, return_type=floats)
-    def add(_, plane, offset):
-        pairs = zip(plane.registers.flat, offset.registers.flat, strict=True)
-        found = [_add_down(x, y) for x, y in pairs]
-        return lane.array(found, floats.shape, jnp.float32)
-
-    return add(plane, offset)
+    return _each("add.rz.f32 $0, $1, $2;", lane, plane, offset)
 
 
-def _add_down(x: ir.Value, y: ir.Value) -> ir.Value:
-    found: list[Any] = []
-    for pair in zip(_elements_of(x), _elements_of(y), strict=True):
-        add = "add.rz.f32 $0, $1, $2;"
-        found.append(llvm.inline_asm(ir.F32Type.get(), pair, add, "=f,f,f"))
-    return vector.from_elements(x.type, found)
+def reciprocal(plane: jax.Array, lane: Layout) -> jax.Array:
+    """Returns 1 / plane of float32, correctly rounded."""
+    return _each("rcp.rn.f32 $0, $1;", lane, plane)
+
+
+def _each(instruction: str, lane: Layout, *planes: jax.Array) -> jax.Array:
+    """Returns a float32 plane of what an instruction makes of each element."""
+    floats = plgpu.ShapeDtypeStruct(planes[0].shape, jnp.float32, layout=lane.pallas)
+
+    def of_vectors(*vectors: ir.Value) -> ir.Value:
+        found: list[Any] = [
+            llvm.inline_asm(
+                ir.F32Type.get(), x, instruction, ",".join(["=f", *"f" * len(x)])
+            )
+            for x in zip(*map(_elements_of, vectors), strict=True)
+        ]
+        return vector.from_elements(vectors[0].type, found)
+
+    @plgpu.inline_mgpu(arg_types=(lane.pallas,) * len(planes), return_type=floats)
+    def apply(_, *planes):
+        held = zip(*(plane.registers.flat for plane in planes), strict=True)
+        return lane.array([of_vectors(*x) for x in held], floats.shape, jnp.float32)
+
+    return apply(*planes)
 
 
 def _elements_of(x: ir.Value) -> list[ir.Value]:

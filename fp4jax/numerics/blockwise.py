@@ -249,7 +249,7 @@ def _tensor_level(
     if isinstance(quantizer.rounding, MSEden):
         g_max = g_max / quantizer.rounding.headroom
     factor = scaling.tensor_factor(amax, quantizer.tensor_scale, g_max)
-    return factor, amax, exact.divide(1.0, factor)
+    return factor, amax, exact.reciprocal(factor)
 
 
 def _best_candidate(

@@ -105,6 +105,11 @@ def divide(a: jax.Array | float, b: jax.Array) -> jax.Array:
     return jnp.where(jnp.isnan(a) | jnp.isnan(b), jnp.nan, quotient)
 
 
+def reciprocal(x: jax.Array) -> jax.Array:
+    """Returns 1/x of positive normal float32, correctly rounded, where it is normal."""
+    return divide(1.0, x)
+
+
 def _residual(a: jax.Array, q: jax.Array, b: jax.Array) -> jax.Array:
     q_high, q_low = _halves(q)
     b_high, b_low = _halves(b)

@@ -17,7 +17,7 @@ def add_down(t, offset):
     return jnp.asarray(down, jnp.float32)
 
 
-NVIDIA = Nvidia(add_down)
+NVIDIA = Nvidia(add_down, jnp.reciprocal)
 
 
 def magnitudes(grid):

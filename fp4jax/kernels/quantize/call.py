@@ -52,7 +52,7 @@ def quantize(
         assert amax is not None
         g_max = quantizer.grid.max
         factor = scaling.tensor_factor(amax, quantizer.tensor_scale, g_max)
-        tensor_scale = exact.divide(1.0, factor)
+        tensor_scale = exact.reciprocal(factor)
     elif quantizer.scale.prescale is not None:
         tensor_scale = jnp.float32(1 / quantizer.scale.prescale)
     if quantizer.rotation is not None:

@@ -54,7 +54,7 @@ def quantize(
     if quantizer.tensor_scale is not None:
         assert amax is not None
         factor = scaling.tensor_factor(amax, quantizer.tensor_scale, quantizer.grid.max)
-        tensor_scale = exact.divide(1.0, factor)
+        tensor_scale = exact.reciprocal(factor)
         factor = jnp.stack([factor, tensor_scale])
     elif quantizer.scale.prescale is not None:
         tensor_scale = jnp.float32(1 / quantizer.scale.prescale)
