@@ -54,8 +54,8 @@ class Nvidia(Portable):
 
     def nearest(self, t: jax.Array, grid: Format) -> jax.Array:
         """Returns (t + 2^23 step) - 2^23 step: float32 has no room for less."""
-        t, step, _ = rounding.saturate(t, grid)
-        most = step * np.float32(2.0**23)
+        t = rounding.clamp(t, grid)
+        most = rounding.binade(t, grid) * np.float32(2.0 ** (23 - grid.mantissa_bits))
         return (t + most) - most
 
     def stochastic(self, t: jax.Array, bits: jax.Array, grid: Format) -> jax.Array:

@@ -96,7 +96,7 @@ def round_nearest(t: jax.Array, fmt: Format) -> jax.Array:
     Returns:
       Float32 members of the format.
     """
-    t, step, inverse_step = saturate(t, fmt)
+    t, step, inverse_step = _saturate(t, fmt)
     return lax.round(t * inverse_step, lax.RoundingMethod.TO_NEAREST_EVEN) * step
 
 
@@ -113,7 +113,7 @@ def round_stochastic(t: jax.Array, bits: jax.Array, fmt: Format) -> jax.Array:
     Returns:
       Float32 members of the format.
     """
-    t, step, inverse_step = saturate(t, fmt)
+    t, step, inverse_step = _saturate(t, fmt)
     i = (t * inverse_step * 65536.0).astype(jnp.uint32)
     return ((i + bits) >> 16).astype(jnp.float32) * step
 
@@ -123,12 +123,14 @@ def clamp(t: jax.Array, fmt: Format) -> jax.Array:
     return jnp.where(t < fmt.max, t, jnp.float32(fmt.max))
 
 
-def saturate(t: jax.Array, fmt: Format):
+def binade(t: jax.Array, fmt: Format) -> jax.Array | np.float32:
+    """Returns 2^e of clamped magnitudes around which steps are 2^(e - M)."""
+    lowest = np.float32(2.0**fmt.emin)
+    return lowest if fmt.is_uniform else jnp.maximum(exact.floor_pow2(t), lowest)
+
+
+def _saturate(t: jax.Array, fmt: Format):
     """Clamps magnitudes; returns them, the step around each, and its reciprocal."""
     t = clamp(t, fmt)
-    if fmt.is_uniform:
-        step = np.float32(2.0 ** (fmt.emin - fmt.mantissa_bits))
-        return t, step, 1 / step
-    binade = jnp.maximum(exact.floor_pow2(t), jnp.float32(2.0**fmt.emin))
-    step = binade * 2.0**-fmt.mantissa_bits
-    return t, step, exact.inverse_pow2(step)
+    step = binade(t, fmt) * np.float32(2.0**-fmt.mantissa_bits)
+    return t, step, 1 / step if fmt.is_uniform else exact.inverse_pow2(step)

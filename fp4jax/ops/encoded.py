@@ -11,11 +11,13 @@ arrays themselves, which a GEMM reads whose operands do not fit.
 """
 
 import dataclasses
+import functools
 import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from fp4jax.kernels import fp8 as kernels
 from fp4jax.kernels.choice import KERNELS, chosen
@@ -114,11 +116,12 @@ class EncodedGemms(Gemms):
 
     def forward(self, lhs: Any, rhs: Any, noise: Noise, amaxes: Amaxes) -> jax.Array:
         """Returns y of two encoded operands."""
-        y = fp8.contract(
-            lhs.rows,
-            rhs.columns,
-            dtype=self.dtype,
-            otherwise=lambda: self._emulated(lhs, rhs, "forward", noise, amaxes),
+        a, b = lhs.rows, rhs.columns
+        assert a is not None and b is not None
+        y = lax.cond(
+            a.fits & b.fits,
+            lambda: fp8.contract(a, b, self.dtype),
+            lambda: self._emulated(lhs, rhs, "forward", noise, amaxes),
         )
         return y.reshape(*self.lhs.shape[:-1], *self.rhs.shape[1:])
 
@@ -128,19 +131,20 @@ class EncodedGemms(Gemms):
         """Returns the cotangents, of encoded operands."""
         g = g.reshape(lhs.array.shape[0], rhs.array.shape[1])
         dy = self._encode(g, Site.DGRAD_DY, 1 if self.weight == "rhs" else 0, noise)
-        assert dy.rows is not None and dy.columns is not None
+        of_dlhs: tuple[Any, Any] = dy.rows, rhs.rows
+        of_drhs: tuple[Any, Any] = lhs.columns, dy.columns
 
-        def otherwise(i: int) -> jax.Array:
-            return self._emulated(lhs, rhs, "backward", g, noise, amaxes)[i]
+        def in_fp8() -> tuple[jax.Array, jax.Array]:
+            return (
+                fp8.contract(*of_dlhs, self.lhs.dtype),
+                fp8.contract(*of_drhs, self.rhs.dtype),
+            )
 
-        dlhs = fp8.contract(
-            dy.rows, rhs.rows, dtype=self.lhs.dtype, otherwise=lambda: otherwise(0)
-        )
-        drhs = fp8.contract(
-            lhs.columns,
-            dy.columns,
-            dtype=self.rhs.dtype,
-            otherwise=lambda: otherwise(1),
+        # A condition takes as long as a small GEMM: one for both.
+        dlhs, drhs = lax.cond(
+            functools.reduce(jnp.logical_and, (x.fits for x in of_dlhs + of_drhs)),
+            in_fp8,
+            lambda: self._emulated(lhs, rhs, "backward", g, noise, amaxes),
         )
         return dlhs.reshape(self.lhs.shape), drhs.reshape(self.rhs.shape)
 

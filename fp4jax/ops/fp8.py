@@ -126,10 +126,8 @@ def matmul(
     return lax.cond(pair[0].fits & pair[1].fits, in_fp8, otherwise)
 
 
-def contract(
-    a: Scaled, b: Scaled, *, dtype: Any, otherwise: Callable[[], jax.Array]
-) -> jax.Array:
-    """Returns a b^T of matrices [m, k] and [n, k].
+def contract(a: Scaled, b: Scaled, dtype: Any) -> jax.Array:
+    """Returns a b^T of matrices [m, k] and [n, k] that fit.
 
     Sums are rounded to the result's type before they are multiplied by a power of two,
     which changes nothing but what that type has no exponent for.
@@ -138,7 +136,6 @@ def contract(
       a: of exponents [m, 1].
       b: of exponents [n, 1].
       dtype: of the result.
-      otherwise: returns the same where an operand does not fit.
     """
 
     def multiply(a8: jax.Array, b8: jax.Array) -> jax.Array:
@@ -150,12 +147,9 @@ def contract(
             preferred_element_type=dtype,
         )
 
-    def in_fp8() -> jax.Array:
-        y = _on_tensor_cores(multiply, a.array, b.array)
-        exponent = a.exponent + jnp.transpose(b.exponent)
-        return _times_pow2(y.astype(jnp.float32), exponent).astype(dtype)
-
-    return lax.cond(a.fits & b.fits, in_fp8, otherwise)
+    y = _on_tensor_cores(multiply, a.array, b.array)
+    exponent = a.exponent + jnp.transpose(b.exponent)
+    return _times_pow2(y.astype(jnp.float32), exponent).astype(dtype)
 
 
 def _on_tensor_cores(multiply: Callable[..., jax.Array], *arrays: jax.Array):
