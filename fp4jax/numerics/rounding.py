@@ -133,4 +133,5 @@ def _saturate(t: jax.Array, fmt: Format):
     """Clamps magnitudes; returns them, the step around each, and its reciprocal."""
     t = clamp(t, fmt)
     step = binade(t, fmt) * np.float32(2.0**-fmt.mantissa_bits)
-    return t, step, 1 / step if fmt.is_uniform else exact.inverse_pow2(step)
+    inverse = exact.inverse_pow2(step) if isinstance(step, jax.Array) else 1 / step
+    return t, step, inverse
