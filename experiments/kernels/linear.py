@@ -24,7 +24,7 @@ from experiments.kernels.timing import measurements
 from fp4jax import recipes
 from fp4jax.numerics import E8M0, Scale
 from fp4jax.recipes import Recipe
-from fp4jax.train import JsonLines
+from fp4jax.train import FP8_OPTIONS, JsonLines
 
 _MATRICES = (((1,), (0,)), ((), ()))
 _BASE = "bf16"
@@ -90,8 +90,9 @@ def main(
         inputs = [operands(m, k, n, seed=seed) for seed in (0, 1)]
         base = None
         for name in names:
-            function = gemms(RECIPES[name]())
-            times = measurements(function, inputs, count=2)
+            recipe = RECIPES[name]()
+            options = FP8_OPTIONS if recipe.compute == "fp8" else None
+            times = measurements(gemms(recipe), inputs, count=2, options=options)
             base = min(times) if name == _BASE else base
             row: dict[str, Any] = {
                 "shape": [m, k, n],

@@ -18,7 +18,11 @@ def seconds(function: Callable, inputs: Sequence[Any]) -> float:
 
 
 def measurements(
-    function: Callable, inputs: Sequence[Any], *, count: int
+    function: Callable,
+    inputs: Sequence[Any],
+    *,
+    count: int,
+    options: dict[str, Any] | None = None,
 ) -> list[float]:
     """Returns `seconds` of a function that is compiled once, measured several times.
 
@@ -26,10 +30,10 @@ def measurements(
       function: of one tree of arrays; it is compiled here.
       inputs: taken in turns: together more than a cache holds.
       count: of measurements.
+      options: of the compiler.
     """
-    return of_compiled(
-        jax.jit(function).lower(inputs[0]).compile(), inputs, count=count
-    )
+    compiled = jax.jit(function, compiler_options=options).lower(inputs[0]).compile()
+    return of_compiled(compiled, inputs, count=count)
 
 
 def of_compiled(

@@ -17,7 +17,7 @@ from experiments.many_runs.text import Text
 from fp4jax import policies, recipes, train
 from fp4jax.models import Transformer
 from fp4jax.train import OptimConfig, Optimizer, TrainState
-from fp4jax.train.step import COMPILER_OPTIONS, Metrics
+from fp4jax.train.step import Metrics
 
 
 class Functions(NamedTuple):
@@ -28,6 +28,7 @@ class Functions(NamedTuple):
       advance: `f(state, text, rows, rates) -> (state, metrics)`: n steps on the rows
         [n, b] of a text, at learning rates [n]; metrics are [n].
       forwards: graphs to evaluate, "bf16" and, if the policy quantizes it, "own".
+      options: of the compiler.
     """
 
     start: Callable[[jax.Array, jax.Array], TrainState]
@@ -35,6 +36,7 @@ class Functions(NamedTuple):
         [TrainState, Text, jax.Array, jax.Array], tuple[TrainState, Metrics]
     ]
     forwards: Mapping[str, nnx.GraphDef]
+    options: Mapping[str, bool]
 
 
 class Program(NamedTuple):
@@ -94,7 +96,8 @@ def functions(run: Run, vocab_size: int) -> Functions:
 
         return lax.scan(one, state, (rows, rates))
 
-    return Functions(start, advance, {"bf16": nnx.graphdef(model)} | forwards)
+    forwards = {"bf16": nnx.graphdef(model)} | forwards
+    return Functions(start, advance, forwards, train.compiler_options(graph))
 
 
 def compiled(
@@ -110,7 +113,7 @@ def compiled(
       kernels: a choice for `fp4jax.kernels.choice.KERNELS`, in whose context to trace.
     """
     began = time.perf_counter()
-    start, advance, forwards = functions(run, vocab_size)
+    start, advance, forwards, options = functions(run, vocab_size)
     shaped = jax.ShapeDtypeStruct
     whole = jax.tree.map(lambda x: shaped(x.shape, x.dtype), whole)
     state = jax.eval_shape(start, *2 * [shaped((), jnp.uint32)])
@@ -123,7 +126,7 @@ def compiled(
     rows = shaped((*lead, run.at_once, run.rows), jnp.int32)
     rates = shaped((*lead, run.at_once), jnp.float32)
     states = jax.eval_shape(start, *seeds)
-    jit = functools.partial(jax.jit, compiler_options=COMPILER_OPTIONS)
+    jit = functools.partial(jax.jit, compiler_options=options)
     with kernels:
         lowered = [
             jit(start).lower(*seeds),

@@ -19,8 +19,8 @@ from experiments.presets import REFERENCE
 from experiments.saved import BF16, RunFolder, Saved
 from fp4jax import Operands, data, models, taps
 from fp4jax.nnx import set_step
+from fp4jax.train import compiler_options
 from fp4jax.train.losses import token_losses
-from fp4jax.train.step import COMPILER_OPTIONS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -148,7 +148,7 @@ def _captured(source: Source, step: int) -> Capture:
         (loss, found), _ = taps.value_and_grad(loss_fn)(merged, batch)
         return loss, found
 
-    compiled = jax.jit(operands, compiler_options=COMPILER_OPTIONS)
+    compiled = jax.jit(operands, compiler_options=compiler_options(graph))
     loss, found = compiled(saved.state, next(itertools.islice(batches, step, None)))
     layers = {}
     for path, stack in found.items():

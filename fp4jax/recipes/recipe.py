@@ -66,8 +66,9 @@ class Recipe:
       compute: type in which operands enter the GEMM: "bf16", exact for 4-bit codes
         under every block scale but F32; "f32", exact for all and slower; "fp8", FP8
         tensor cores for GEMMs of 4-bit codes under powers of two, in bfloat16 where
-        scales lie too far apart for it, and others; "native", FP4 tensor cores, where
-        the device has them. Sums are float32 in all.
+        scales lie too far apart for it, and others (compile such programs with
+        `fp4jax.train.FP8_OPTIONS`); "native", FP4 tensor cores, where the device has
+        them. Sums are float32 in all.
       residuals: what the backward pass keeps of x: "operands", x itself, or "packed",
         its quantized codes and scales, from which the same gradients follow.
       share_dy: whether dgrad and wgrad take one and the same quantized dy, of square

@@ -29,6 +29,8 @@ from fp4jax.train.scoring import read_questions as read_questions
 from fp4jax.train.state import TrainState as TrainState
 from fp4jax.train.state import init_state as init_state
 from fp4jax.train.state import make_state as make_state
+from fp4jax.train.step import FP8_OPTIONS as FP8_OPTIONS
+from fp4jax.train.step import compiler_options as compiler_options
 from fp4jax.train.step import make_eval_step as make_eval_step
 from fp4jax.train.step import make_train_step as make_train_step
 from fp4jax.train.step import step_function as step_function

@@ -10,7 +10,7 @@ from jax import lax
 from fp4jax.nnx import set_step
 from fp4jax.numerics.checks import is_integer
 from fp4jax.train.state import TrainState
-from fp4jax.train.step import COMPILER_OPTIONS
+from fp4jax.train.step import compiler_options
 
 # (state, tokens, num_prompt, num_tokens, key) -> tokens
 Sampler = Callable[..., jax.Array]
@@ -90,4 +90,4 @@ def make_sampler(
         end = jnp.minimum(num_prompt + num_tokens, tokens.size)
         return lax.fori_loop(num_prompt, end, add, tokens)
 
-    return jax.jit(sample, compiler_options=COMPILER_OPTIONS)
+    return jax.jit(sample, compiler_options=compiler_options(graph))

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fp4jax.nnx import set_step
 from fp4jax.train.losses import Batch, masked_losses
 from fp4jax.train.state import TrainState
-from fp4jax.train.step import COMPILER_OPTIONS
+from fp4jax.train.step import compiler_options
 
 LogLikelihoods = Callable[[TrainState, Batch], jax.Array]
 
@@ -117,7 +117,7 @@ def make_log_likelihoods(graph: nnx.GraphDef) -> LogLikelihoods:
         set_step(model, state.step)  # for recipes that draw in the forward pass
         return -jnp.sum(masked_losses(model, batch), axis=-1)
 
-    return jax.jit(log_likelihoods, compiler_options=COMPILER_OPTIONS)
+    return jax.jit(log_likelihoods, compiler_options=compiler_options(graph))
 
 
 def answer(

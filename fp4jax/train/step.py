@@ -14,6 +14,7 @@ from fp4jax.models import moe
 from fp4jax.models.moe import Balances
 from fp4jax.nnx import Held, set_step
 from fp4jax.numerics.checks import is_integer
+from fp4jax.recipes import Recipe
 from fp4jax.sharding import Compiled, num_shards
 from fp4jax.train.accumulate import accumulate, check_rows
 from fp4jax.train.losses import Batch, token_losses
@@ -24,10 +25,23 @@ from fp4jax.train.state import TrainState
 Metrics = dict[str, jax.Array]
 Step = Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
 
-# XLA may skip the rounding of a bfloat16 value inside a fusion, and which it skips
-# depends on how layers are scanned and rematerialized. With the option off, losses do
-# not depend on it.
-COMPILER_OPTIONS = {"xla_allow_excess_precision": False}
+# Of products in FP8, on a GPU: XLA tries Triton kernels for minutes, cuBLAS is faster.
+FP8_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
+
+
+def compiler_options(graph: nnx.GraphDef) -> dict[str, bool]:
+    """Returns what XLA is told where it compiles a model.
+
+    XLA may skip the rounding of a bfloat16 value inside a fusion, and which it skips
+    depends on how layers are scanned and rematerialized: it must not.
+
+    Args:
+      graph: the model's, whose recipes may compute in FP8.
+    """
+    options = {"xla_allow_excess_precision": False}
+    values = (getattr(attribute, "value", None) for _, attribute in graph.attributes)
+    in_fp8 = any(isinstance(v, Recipe) and v.compute == "fp8" for v in values)
+    return options | FP8_OPTIONS if in_fp8 else options
 
 
 def make_train_step(
@@ -66,7 +80,8 @@ def make_train_step(
         multiple of it times the devices of the mesh, or what `check_mesh` says of it.
     """
     step = step_function(graph, optimizer, microbatches=microbatches, mesh=mesh)
-    compiled = jax.jit(step, donate_argnums=0, compiler_options=COMPILER_OPTIONS)
+    options = compiler_options(graph)
+    compiled = jax.jit(step, donate_argnums=0, compiler_options=options)
     return Compiled(compiled, mesh)
 
 
@@ -173,4 +188,4 @@ def make_eval_step(
         loss_sum, _ = token_losses(model, batch)
         return {"loss_sum": loss_sum}
 
-    return Compiled(jax.jit(step, compiler_options=COMPILER_OPTIONS), mesh)
+    return Compiled(jax.jit(step, compiler_options=compiler_options(graph)), mesh)

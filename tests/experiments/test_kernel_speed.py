@@ -55,7 +55,9 @@ def test_products_of_what_is_packed_are_timed(tmp_path, monkeypatch, capsys):
 
 
 def test_a_layer_without_bf16_has_no_ratio(tmp_path, monkeypatch):
-    monkeypatch.setattr(linear, "measurements", lambda *_, count: [0.1] * count)
+    monkeypatch.setattr(
+        linear, "measurements", lambda *_, count, options: [0.1] * count
+    )
     out = tmp_path / "linear.jsonl"
     linear.main(("32x32x32",), names=("ti2d", "bf16", "ufp4"), out=out)
     rows = map(json.loads, out.read_text().splitlines())

@@ -17,7 +17,6 @@ from experiments.study import Results
 from fp4jax import data, models, train
 from fp4jax.data import DataConfig
 from fp4jax.data.packing import Rows
-from fp4jax.train.step import COMPILER_OPTIONS
 
 RUN = Run(
     policy="bf16",
@@ -96,7 +95,7 @@ def test_losses_are_those_of_the_trainer(policy, model, lanes, config, corpus):
     stack = lambda values: np.stack(values) if lanes else values[0]
     if lanes:
         start, advance = jax.vmap(start), jax.vmap(advance, in_axes=(0, None, 0, 0))
-    advance, found = jax.jit(advance, compiler_options=COMPILER_OPTIONS), []
+    advance, found = jax.jit(advance, compiler_options=functions.options), []
     state = jax.jit(start)(
         *(stack([np.uint32(getattr(r, n)) for r in runs]) for n in ("seed", "noise"))
     )

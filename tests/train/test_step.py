@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from fp4jax import policies
+from fp4jax import policies, recipes
 from fp4jax.models import Transformer
+from fp4jax.policies import Policy
 from fp4jax.train import (
+    FP8_OPTIONS,
     OptimConfig,
+    compiler_options,
     make_eval_step,
     make_optimizer,
     make_schedule,
@@ -167,3 +170,11 @@ def test_evaluation_sums_the_losses_that_training_averages(bf16):
     _, metrics = bf16.step(state, batch)
     mean = float(loss_sum) / batch["loss_mask"].sum()
     assert float(metrics["loss"]) == pytest.approx(mean, rel=1e-4)
+
+
+@pytest.mark.parametrize(("compute", "options"), [("bf16", {}), ("fp8", FP8_OPTIONS)])
+def test_the_compiler_is_told_of_products_in_fp8(compute, options):
+    recipe = dataclasses.replace(recipes.ti2d(), compute=compute)
+    make = lambda: Transformer(SMALL, Policy(recipe), rngs=nnx.Rngs(0))
+    graph = nnx.graphdef(nnx.eval_shape(make))
+    assert compiler_options(graph) == {"xla_allow_excess_precision": False} | options
