@@ -14,14 +14,20 @@ ONE = [5.0, 4.0, 3.0]
 
 @pytest.mark.parametrize(("last", "holds"), [(3.05, True), (3.4, False)])
 def test_losses_may_differ_three_times_as_far_as_another_order(last, holds):
-    found = invariance.judged(ONE, [5.0, 4.0, 3.1], [5.0, 4.1, last])
+    found = invariance.judged(ONE, [[5.0, 4.0, 3.1]], [5.0, 4.1, last])
     assert found["holds"] == holds
-    assert found["of_parts"] == pytest.approx(0.1 / 3)
+    assert found["of_orders"] == [pytest.approx(0.1 / 3)]
     assert found["last_distance"] == pytest.approx(last - 3)
 
 
+def test_the_farthest_of_several_orders_is_the_bound():
+    near, far, mesh = [5.0, 4.0, 3.1], [5.0, 4.0, 2.8], [5.0, 4.0, 3.5]
+    assert not invariance.judged(ONE, [near], mesh)["holds"]
+    assert invariance.judged(ONE, [near, far, near], mesh)["holds"]
+
+
 def test_a_run_that_died_does_not_hold():
-    found = invariance.judged(ONE, ProcessDied("status 3"), ONE)
+    found = invariance.judged(ONE, [ONE, ProcessDied("status 3")], ONE)
     assert found == {"error": "status 3", "holds": False}
     rows = [{"what": "losses", "mesh": "fsdp=2", **found}]
     assert invariance.table(rows).row_count == 1
