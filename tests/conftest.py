@@ -33,7 +33,7 @@ BREADTH = (
     r"kernels/test_partition.*part\[(?!uniform-rht-sr-1.*auto|nvfp4-sr-pad.*explicit)",
     r"kernels/test_quantize.*(every_kernel|padded.*\[(?!columns-ti2d)|values\[(?!uniform-rht-sr-nan))",
     r"kernels/test_(planes.*\[(2|mxfp8)\]|partition.*they_lie\[nvfp4)",
-    r"kernels/test_scaled_matmul.*(every_kernel|lanes|f32-1-1|INT2|TO_2|-UE5M3_FN)",
+    r"kernels/test_scaled_matmul.*(every_kernel|columns|lanes|f32-1-1|INT2|TO_2|-UE5M3_FN)",
     r"ops/test_packed\.py.*(mxfp4|ti2d)",
     r"ops/test_(fp8.*path\[ufp4|kernels.*divide\[nvfp4|packed_weight.*equal_bit\w+\[nvf)",
     r"recipes/test_(ti2d_oracle.*transposition\[\(33|fields.*\[ufp4-wgrad)",

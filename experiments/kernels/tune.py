@@ -36,9 +36,9 @@ Time = Callable[[Kernel, tuple[int, int], Any], float]
 
 _WIDTHS = (1, 2, 4)
 _TILES = tuple(
-    Tile(n, k, stages, snake)
-    for n, (k, stages), snake in itertools.product(
-        (128, 256), ((64, 3), (64, 4), (128, 2)), (2, 8)
+    Tile(n, k, stages, peers=peers)
+    for n, (k, stages), peers in itertools.product(
+        (128, 256), ((64, 3), (64, 4), (128, 2)), (1, 2)
     )
 )
 CANDIDATES: dict[Kernel, Sequence[Any]] = {

@@ -16,12 +16,14 @@ class Tile:
       k: elements along the contraction axis.
       stages: tiles of operands that are on their way.
       snake: columns of tiles that are done before more rows are.
+      peers: programs with rows of their own that load the columns once for all.
     """
 
     n: int = 256
     k: int = 64
     stages: int = 4
     snake: int = 8
+    peers: int = 2
 
     @property
     def m(self) -> int:

@@ -17,8 +17,8 @@ def test_the_fastest_serves_up_to_the_size_it_was_measured_at(monkeypatch):
 
 
 def test_sizes_with_one_winner_are_one_entry():
-    found = tune.tuned(["product"], lambda *args: abs(args[2].n - 128) + args[2].snake)
-    assert found == {"product": ((math.inf, Tile(128, 64, 3, 2)),)}
+    found = tune.tuned(["product"], lambda *args: abs(args[2].n - 128) + args[2].peers)
+    assert found == {"product": ((math.inf, Tile(128, 64, 3, peers=1)),)}
 
 
 def test_what_is_printed_is_python_for_the_table():

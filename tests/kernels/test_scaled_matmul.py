@@ -116,10 +116,10 @@ def test_every_thread_has_the_bytes_of_its_elements():
     np.testing.assert_array_equal(down[::-1], of_bytes)
 
 
-def check(name, axis, other_axis, side, backend=SMALL, dtype=jnp.float32):
+def check(name, axis, other_axis, side, m=128, dtype=jnp.float32):
     """Compares a kernel with the reference, of which all sums are exact."""
-    factors = jnp.float32(3), jnp.float32(0.5)
-    a = packed(QUANTIZERS[name], axis, (128, 128))
+    backend, factors = SMALL, (jnp.float32(3), jnp.float32(0.5))
+    a = packed(QUANTIZERS[name], axis, (128, m) if axis == 0 else (m, 128))
     b = integers((128, 64) if other_axis == 0 else (64, 128))
     how = {"axis": other_axis, "side": side, "factors": factors, "dtype": dtype}
     with KERNELS(Kernels(scaled_matmul=backend)):
@@ -133,6 +133,13 @@ def check(name, axis, other_axis, side, backend=SMALL, dtype=jnp.float32):
 @mosaic
 def test_the_kernel_equals_the_reference():
     check("e4m3", 0, 0, "lhs")
+
+
+@mosaic
+@pytest.mark.parametrize("side", ["lhs", "rhs"])
+def test_programs_that_share_columns_load_them_together(side, monkeypatch):
+    monkeypatch.setattr(devices, "cores", lambda: 2)  # of four rows of tiles
+    check("e4m3", 0, 0, side, m=512)
 
 
 @mosaic

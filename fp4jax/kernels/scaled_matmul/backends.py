@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -104,11 +105,13 @@ class Mosaic:
         return _operation(product)(codes, _scales(packed), other, factor)
 
     def _tile(self, m: int, n: int) -> Tile:
-        """Returns the tile, no wider than divides the columns of the result."""
+        """Returns the tile, as wide, and with as many peers, as divides the result."""
         tile = self.tile or block_sizes.best("product", m * n)
         widths = (tile.n >> i for i in range(3))
         return dataclasses.replace(
-            tile, n=next((w for w in widths if not n % w), tile.n)
+            tile,
+            n=next((w for w in widths if not n % w), tile.n),
+            peers=math.gcd(tile.peers, max(m // tile.m, 1)),
         )
 
 

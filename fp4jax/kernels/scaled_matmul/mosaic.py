@@ -72,12 +72,15 @@ class Product:
           factors: float32 [f], what the float32 sums are multiplied by, in turn.
         """
         m, n = codes.shape[1 - self.axis], other.shape[1 - self.other_axis]
-        tiles = m // self.tile.m, n // self.tile.n
+        peers = self.tile.peers
+        tiles = m // (self.tile.m * peers), n // self.tile.n
         kernel = plgpu.kernel(
             functools.partial(self._kernel, tiles, factors.size),
             out_type=jax.ShapeDtypeStruct(self._place(n, m), self.dtype),
-            grid=(min(devices.cores(), tiles[0] * tiles[1]),),
+            grid=(min(devices.cores() // peers, tiles[0] * tiles[1]),),
             grid_names=("program",),
+            cluster=(peers,),
+            cluster_names=("peer",),
             num_threads=WARPGROUPS + 1,
             thread_name="warpgroup",
             compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
@@ -97,6 +100,7 @@ class Product:
             @plgpu.nd_loop((tiles[0] * tiles[1],), collective_axes="program")
             def loop(info):
                 i, j = plgpu.planar_snake(info.index[0], tiles, 1, tile.snake)
+                i = i * tile.peers + lax.axis_index("peer")
                 rows, columns = pl.ds(i * tile.m, tile.m), pl.ds(j * tile.n, tile.n)
 
                 def compute(multiply):
@@ -137,12 +141,14 @@ class Product:
         """Returns what brings tiles along the contraction axis to `step`, in order."""
         tile = self.tile
 
-        def spec(axis, free, size, transforms=()):
+        def spec(axis, free, size, transforms=(), shared=()):
             at = (lambda k: (k, 0)) if axis == 0 else (lambda k: (0, k))
-            return plgpu.BlockSpec(_cut(free, axis, size), at, transforms=transforms)
+            how = {"transforms": transforms, "collective_axes": shared}
+            return plgpu.BlockSpec(_cut(free, axis, size), at, **how)
 
         # Whole rows of codes would meet in the same banks.
         down = _swizzled(jnp.uint8, ROWS) if self.axis == 0 else ()
+        shared = ("peer",) if tile.peers > 1 else ()
         return plgpu.emit_pipeline_warp_specialized(
             step,
             grid=(other.shape[self.other_axis] // tile.k,),
@@ -150,7 +156,7 @@ class Product:
             in_specs=[
                 spec(self.axis, tile.m, tile.k // 2, down),
                 spec(0, tile.m, tile.k // self.block),
-                spec(self.other_axis, tile.n, tile.k, _swizzled(other.dtype)),
+                spec(self.other_axis, tile.n, tile.k, _swizzled(other.dtype), shared),
             ],
             wg_axis="warpgroup",
             num_compute_wgs=WARPGROUPS,
