@@ -13,6 +13,7 @@ arrays themselves, which a GEMM reads whose operands do not fit.
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,15 +23,13 @@ from jax import lax
 from fp4jax.kernels import fp8 as kernels
 from fp4jax.kernels.choice import KERNELS, chosen
 from fp4jax.kernels.quantize.backends import MOSAIC, XLA, Mosaic
-from fp4jax.numerics import Quantizer, Site, exact, random_bits, scaling
+from fp4jax.numerics import Quantizer, Site, exact, random_bits
 from fp4jax.ops import fp8
 from fp4jax.ops.fp8 import Scaled
 from fp4jax.ops.gemms import Amaxes, Gemms
+from fp4jax.ops.levels import Levels, balance, levels
 from fp4jax.ops.noise import Noise
 from fp4jax.recipes import Recipe
-
-# The largest scale is brought to the top of E4M3 by a float32 power of two.
-_LOWEST_TOP = -115
 
 
 class Encoded(NamedTuple):
@@ -51,6 +50,8 @@ def encode(
     backend: Mosaic,
     x: jax.Array,
     quantizer: Quantizer,
+    found: Levels,
+    powers: Sequence[jax.Array | None] = (None, None),
     *,
     axis: int,
     site: Site,
@@ -62,34 +63,35 @@ def encode(
       backend: the kernels.
       x: float32 or bfloat16 [r, c].
       quantizer: of square blocks under powers of two.
+      found: its levels.
+      powers: exponents of what rows and columns of blocks are multiplied by, int32
+        [r, 1] and [1, c]; None: what brings the largest to the top.
       axis: the contraction axis, for quantizers that draw.
       site: whose stream of the key they draw from.
       noise: of the call.
     """
-    side, grid = quantizer.block_size, quantizer.grid
-    amax = kernels.amax(backend, x, side)
-    scale, _ = scaling.block_scale(amax, quantizer.scale, grid)
-    is_zero, exponent = amax == 0, (exact.bits_of(scale) >> 23) - 127
-    tops, fits = [], []
-    for along in (1, 0):
-        top = jnp.max(jnp.where(is_zero, fp8.LOWEST, exponent), along, keepdims=True)
-        top = jnp.maximum(top, _LOWEST_TOP)
-        inside = is_zero | (top - exponent <= fp8.window(grid))
-        tops.append(top)
-        fits.append(jnp.all(inside & jnp.isfinite(scale)))
-    shift = fp8.shift(grid)
-    powers = [jnp.broadcast_to(exact.pow2(shift - t), scale.shape) for t in tops]
+    grid, side = quantizer.grid, quantizer.block_size
+    of_rows, of_columns = (
+        fp8.shift(grid) - found.top(along) if power is None else power
+        for along, power in zip((1, 0), powers, strict=True)
+    )
     drawn = None
     if quantizer.is_stochastic:
         assert noise.key is not None
         drawn = random_bits.place(noise.key, site.rounding_stream, noise.start(site))
+    shape = found.exponent.shape
+    multipliers = [
+        jnp.broadcast_to(exact.pow2(power), shape) for power in (of_rows, of_columns)
+    ]
     rows, columns = kernels.encode(
-        backend, x, quantizer, jnp.stack(powers), axis=axis, noise=drawn
+        backend, x, quantizer, jnp.stack(multipliers), axis=axis, noise=drawn
     )
-    of_rows, of_columns = (jnp.repeat(t.reshape(-1, 1) - shift, side, 0) for t in tops)
-    return Encoded(
-        x, Scaled(rows, of_rows, fits[0]), Scaled(columns, of_columns, fits[1])
-    )
+
+    def scaled(array: jax.Array, power: jax.Array, along: int) -> Scaled:
+        exponent = jnp.repeat(-power.reshape(-1, 1), side, 0)
+        return Scaled(array, exponent, found.fit(along, grid))
+
+    return Encoded(x, scaled(rows, of_rows, 1), scaled(columns, of_columns, 0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,10 +105,22 @@ class EncodedGemms(Gemms):
     backend: Mosaic = MOSAIC
 
     def prepared(self, lhs: Any, rhs: Any, noise: Noise) -> tuple[Any, Any]:
-        """Returns both operands, encoded."""
-        of_lhs, of_rhs = _fprop_sites(self)
-        lhs = self._encode(lhs.reshape(-1, lhs.shape[-1]), of_lhs, 1, noise)
-        return lhs, self._encode(rhs.reshape(rhs.shape[0], -1), of_rhs, 0, noise)
+        """Returns both operands, encoded: so that powers of two cancel, if they can."""
+        arrays = lhs.reshape(-1, lhs.shape[-1]), rhs.reshape(rhs.shape[0], -1)
+        sites = _fprop_sites(self)
+        a, b = (self._levels(x, site) for x, site in zip(arrays, sites, strict=True))
+        power, cancels = balance(a, b, [self._quantizer(site).grid for site in sites])
+        of_rows, of_columns = (
+            jnp.where(cancels, each, fp8.shift(self._quantizer(site).grid) - top)
+            for each, site, top in zip(
+                (power, -power), sites, (a.top(1), b.top(0)), strict=True
+            )
+        )
+        lhs, rhs = arrays
+        return (
+            self._encode(lhs, sites[0], 1, noise, a, (of_rows, None)),
+            self._encode(rhs, sites[1], 0, noise, b, (None, of_columns)),
+        )
 
     def saved(self, operands: Any, prepared: tuple[Encoded, Encoded]):
         """Returns what the backward pass reads of what was prepared."""
@@ -118,10 +132,13 @@ class EncodedGemms(Gemms):
         """Returns y of two encoded operands."""
         a, b = lhs.rows, rhs.columns
         assert a is not None and b is not None
-        y = lax.cond(
-            a.fits & b.fits,
-            lambda: fp8.contract(a, b, self.dtype),
-            lambda: self._emulated(lhs, rhs, "forward", noise, amaxes),
+        y = lax.switch(
+            jnp.where(a.fits & b.fits, 1 - fp8.cancel(a, b).astype(jnp.int32), 2),
+            (
+                lambda: fp8.multiply(a, b, self.dtype),
+                lambda: fp8.contract(a, b, self.dtype),
+                lambda: self._emulated(lhs, rhs, "forward", noise, amaxes),
+            ),
         )
         return y.reshape(*self.lhs.shape[:-1], *self.rhs.shape[1:])
 
@@ -130,7 +147,9 @@ class EncodedGemms(Gemms):
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the cotangents, of encoded operands."""
         g = g.reshape(lhs.array.shape[0], rhs.array.shape[1])
-        dy = self._encode(g, Site.DGRAD_DY, 1 if self.weight == "rhs" else 0, noise)
+        axis = 1 if self.weight == "rhs" else 0
+        found = self._levels(g, Site.DGRAD_DY)
+        dy = self._encode(g, Site.DGRAD_DY, axis, noise, found)
         of_dlhs: tuple[Any, Any] = dy.rows, rhs.rows
         of_drhs: tuple[Any, Any] = lhs.columns, dy.columns
 
@@ -148,11 +167,19 @@ class EncodedGemms(Gemms):
         )
         return dlhs.reshape(self.lhs.shape), drhs.reshape(self.rhs.shape)
 
-    def _encode(self, x: jax.Array, site: Site, axis: int, noise: Noise) -> Encoded:
+    def _quantizer(self, site: Site) -> Quantizer:
         quantizer = self.recipe.sites[site]
         assert quantizer is not None
+        return quantizer
+
+    def _levels(self, x: jax.Array, site: Site) -> Levels:
+        return levels(self.backend, x, self._quantizer(site))
+
+    def _encode(
+        self, x: jax.Array, site: Site, axis: int, noise: Noise, *of: Any
+    ) -> Encoded:
         how: dict[str, Any] = {"axis": axis, "site": site, "noise": noise}
-        return encode(self.backend, x, quantizer, **how)
+        return encode(self.backend, x, self._quantizer(site), *of, **how)
 
     def _emulated(self, lhs: Encoded, rhs: Encoded, method: str, *args: Any) -> Any:
         """Calls a method of the GEMMs of the same matrices in bfloat16.

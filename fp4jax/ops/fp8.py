@@ -137,8 +137,22 @@ def contract(a: Scaled, b: Scaled, dtype: Any) -> jax.Array:
       b: of exponents [n, 1].
       dtype: of the result.
     """
+    y = multiply(a, b, dtype)
+    exponent = a.exponent + jnp.transpose(b.exponent)
+    return _times_pow2(y.astype(jnp.float32), exponent).astype(dtype)
 
-    def multiply(a8: jax.Array, b8: jax.Array) -> jax.Array:
+
+def cancel(a: Scaled, b: Scaled) -> jax.Array:
+    """Returns whether `contract` is `multiply`: bool []."""
+    of_a, of_b = a.exponent[0, 0], b.exponent[0, 0]
+    equal = jnp.all(a.exponent == of_a) & jnp.all(b.exponent == of_b)
+    return equal & (of_a + of_b == 0)
+
+
+def multiply(a: Scaled, b: Scaled, dtype: Any) -> jax.Array:
+    """Returns a b^T of the arrays of matrices [m, k] and [n, k]."""
+
+    def product(a8: jax.Array, b8: jax.Array) -> jax.Array:
         return lax.dot_general(
             a8,
             b8,
@@ -147,9 +161,7 @@ def contract(a: Scaled, b: Scaled, dtype: Any) -> jax.Array:
             preferred_element_type=dtype,
         )
 
-    y = _on_tensor_cores(multiply, a.array, b.array)
-    exponent = a.exponent + jnp.transpose(b.exponent)
-    return _times_pow2(y.astype(jnp.float32), exponent).astype(dtype)
+    return _on_tensor_cores(product, a.array, b.array)
 
 
 def _on_tensor_cores(multiply: Callable[..., jax.Array], *arrays: jax.Array):

@@ -66,6 +66,18 @@ def test_equals_the_bfloat16_path(weight, monkeypatch):
 
 
 @mosaic
+def test_powers_of_two_of_operands_cancel_where_they_can(monkeypatch):
+    x, w, dy = operands(8)
+    plain = jax.jit(functools.partial(products, recipe=recipes.ti2d()))
+    of_nan = lambda a, b, dtype: jnp.full((len(a.array), len(b.array)), jnp.nan, dtype)
+    monkeypatch.setattr(encoded.fp8, "contract", of_nan)
+    patched = functools.partial(products)  # whose program no other test finds
+    y, *_ = by_kernels(patched, x * 2**-9, w * 2**9, dy)
+    assert error(y, plain(x * 2**-9, w * 2**9, dy)[0]) <= 1e-5
+    assert np.isnan(by_kernels(patched, x * 2**-30, w, dy)[0]).all()
+
+
+@mosaic
 def test_a_wider_spread_takes_bfloat16():
     x, w, dy = operands(20)
     found = by_kernels(products, x, w, dy)
