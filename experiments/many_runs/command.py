@@ -12,9 +12,9 @@ import tyro
 from experiments import study, terminal
 from experiments.kernels.chosen import Grouped, Quantize
 from experiments.many_runs import budget, queue
+from experiments.many_runs.found import Found
 from experiments.many_runs.queue import How
 from experiments.many_runs.run import Run
-from experiments.study import Results
 from fp4jax import data
 from fp4jax.data import DataConfig
 
@@ -25,16 +25,18 @@ class Study:
 
     Attributes:
       folder: holds README.md and results.jsonl.
-      queue: returns the runs, the most important first, of what has been found so far;
-        asked again once these are done.
-      tiny: returns the few small ones that show that all of it works.
-      parts: returns the tables of the README by name, and draws figures beside it.
+      queue: returns the runs, the most important first, for what all studies have
+        found so far; asked again once these are done. Where a learning rate is not
+        known yet there are no runs at it, or runs at the rate that is the second
+        argument.
+      tiny: the few small ones that show that all of it works.
+      parts: returns the tables of the README by name, and draws figures into a folder.
     """
 
     folder: Path
-    queue: Callable[[Results], Sequence[Run]]
-    tiny: Callable[[], Sequence[Run]]
-    parts: Callable[[Results, Path], Mapping[str, str]]
+    queue: Callable[[Found, float | None], Sequence[Run]]
+    tiny: Sequence[Run]
+    parts: Callable[[Found, Path], Mapping[str, str]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -79,13 +81,14 @@ def main(about: Study, argv: Sequence[str] | None = None) -> int:
         if arguments.tiny and arguments.out is None:
             raise ValueError("--tiny: must come with --out, a folder for its results.")
         if arguments.dry:
-            rows = budget.table(_queue(about, arguments, Results(out)), Results(out))
-            terminal.console(120).print(rows)
+            found = Found.of(out)
+            runs = _queue(about, arguments, found, assumed=budget.RATE)
+            shown = budget.table(runs, found)
+            terminal.console(120).print(shown)
             return 0
         if not arguments.show:
             _train(about, arguments, out)
-        results = Results(out)
-        parts = about.parts(results, folder)
+        parts = about.parts(Found.of(out), folder)
     except (ValueError, TypeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -96,8 +99,10 @@ def main(about: Study, argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _queue(about: Study, arguments: Arguments, results: Results) -> list[Run]:
-    runs = about.tiny() if arguments.tiny else about.queue(results)
+def _queue(
+    about: Study, arguments: Arguments, found: Found, *, assumed: float | None = None
+) -> list[Run]:
+    runs = about.tiny if arguments.tiny else about.queue(found, assumed)
     return [run for run in runs if not arguments.only or run.policy in arguments.only]
 
 
@@ -113,9 +118,12 @@ def _train(about: Study, arguments: Arguments, out: Path) -> None:
         quantize=arguments.quantize,
         grouped=arguments.grouped,
     )
-    tried: list[Run] = []
-    while runs := [
-        run for run in _queue(about, arguments, Results(out)) if run not in tried
-    ]:
-        queue.train(runs, how, jobs=arguments.jobs)
-        tried += runs
+    tried: set[Run] = set()
+    while True:
+        found = Found.of(out)
+        runs = _queue(about, arguments, found)
+        runs = [run for run in runs if run not in tried and not found.row(run)]
+        if not runs:
+            return
+        queue.perform_all(list(queue.tasks(runs, how)), jobs=arguments.jobs)
+        tried.update(runs)

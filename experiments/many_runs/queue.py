@@ -19,6 +19,7 @@ from experiments.folder import Row
 from experiments.kernels.chosen import Grouped, Quantize, choice
 from experiments.kernels.in_turn import ProcessDied, in_turn
 from experiments.many_runs import budget, text
+from experiments.many_runs.found import Found
 from experiments.many_runs.perform import Setting, TooLong, perform
 from experiments.many_runs.program import compiled
 from experiments.many_runs.run import Run
@@ -66,19 +67,6 @@ def tasks(runs: Iterable[Run], how: How) -> Iterator[Task]:
         yield from (Task(tuple(part), how) for part in parts if part)
 
 
-def train(runs: Sequence[Run], how: How, *, jobs: int) -> None:
-    """Performs those runs of which the results have no row, and says what it does.
-
-    Args:
-      runs: the most important first.
-      how: to perform them.
-      jobs: processes; 1: this one does everything.
-    """
-    results = study.Results(how.out)
-    missing = [Run(**piece) for piece in results.missing(run.piece for run in runs)]
-    perform_all(list(tasks(missing, how)), jobs=jobs)
-
-
 def perform_all(queue: Sequence[Task], *, jobs: int) -> None:
     """Performs tasks one after another; says which one a process did not survive."""
     if jobs > 1:  # each takes memory as it needs it
@@ -120,7 +108,7 @@ def prepare(task: Task) -> Callable[[], int]:
         size = max(1, lanes)
         for start in range(0, len(task.runs), size):
             runs = task.runs[start : start + size]
-            cost, is_measured = budget.seconds(runs[0], results)
+            cost, is_measured = budget.seconds(runs[0], Found(results.rows))
             if is_measured and time.time() + cost * len(runs) > how.deadline:
                 print(f"{_name(runs[0])}: left out, it takes {cost:.0f} s", flush=True)
                 break

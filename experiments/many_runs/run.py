@@ -86,3 +86,12 @@ class Run:
             sequence_length=self.length,
             seed=self.seed,
         )
+
+
+def tiny(*policies: str) -> list[Run]:
+    """Returns runs of four steps of a very small model."""
+    size = {"rows": 8, "length": 128, "at_once": 2}
+    return [
+        Run(policy=policy, model="tiny", tokens=4 * 8 * 128, lr=4e-3, **size)
+        for policy in policies
+    ]

@@ -46,7 +46,7 @@ SHAPES: Mapping[str, ModelConfig] = MappingProxyType(
         "dense_18m": _dense(5, 512, 1408),
         "dense_35m": _dense(10, 512, 1408),
         # One block with an MLP, then three mixtures with a shared expert.
-        "moe_12m": ModelConfig(
+        "moe_11m": ModelConfig(
             vocab_size=_VOCAB,
             num_layers=4,
             d_model=256,

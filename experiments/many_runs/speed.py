@@ -34,7 +34,7 @@ def tasks(how: How, base: Run) -> Iterator[Task]:
     )
     hopper_xla = dataclasses.replace(hopper, quantize="xla")
     moe = dataclasses.replace(
-        base, model="moe_tiny" if base.model == "tiny" else "moe_12m"
+        base, model="moe_tiny" if base.model == "tiny" else "moe_11m"
     )
     slow = dataclasses.replace(
         moe, at_once=_SLOW, tokens=moe.tokens // moe.at_once * _SLOW

@@ -1,18 +1,156 @@
 """The policies of runs: the published ones, and what studies change of them."""
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
 from fp4jax import policies, recipes
 from fp4jax.models import ModelConfig
-from fp4jax.numerics import E4M3, Scale
+from fp4jax.numerics import (
+    E2M1,
+    E2M1_TO_2,
+    E4M3,
+    E8M0,
+    NEAREST,
+    NVFP4_SIGNS,
+    Fresh,
+    Hadamard,
+    PerStepSigns,
+    Quantizer,
+    Scale,
+)
 from fp4jax.policies import Policy
+from fp4jax.recipes import Recipe
 
 PolicyOf = Callable[[ModelConfig], Policy]
+Change = Callable[[str, str, Quantizer], Quantizer]
+
+GEMMS = ("fprop", "dgrad", "wgrad")
+
+
+def changed(recipe: Recipe, change: Change) -> Recipe:
+    """Returns a recipe of other quantizers.
+
+    Args:
+      recipe: of the old ones.
+      change: returns the new one of a GEMM, an operand and the old one.
+    """
+
+    def gemm(name: str):
+        old = getattr(recipe, name)
+        return type(old)(
+            **{
+                operand: quantizer and change(name, operand, quantizer)
+                for operand, quantizer in vars(old).items()
+            }
+        )
+
+    return dataclasses.replace(recipe, **{name: gemm(name) for name in GEMMS})
+
+
+def _replaced(recipe: Recipe, where: Callable[[str, str], bool], **fields) -> Recipe:
+    """Returns a recipe with other fields in some quantizers."""
+    return changed(
+        recipe,
+        lambda gemm, operand, q: (
+            dataclasses.replace(q, **fields) if where(gemm, operand) else q
+        ),
+    )
+
+
+def ufp4_rotated(*gemms: str) -> Recipe:
+    """Returns `recipes.ufp4`, rotated in some GEMMs only."""
+    return _replaced(recipes.ufp4(), lambda gemm, _: gemm not in gemms, rotation=None)
+
+
+def ufp4_stochastic(*gemms: str) -> Recipe:
+    """Returns `recipes.ufp4`, dy rounded stochastically in some GEMMs only."""
+    return _replaced(
+        recipes.ufp4(), lambda gemm, _: gemm not in gemms, rounding=NEAREST
+    )
+
+
+def _everywhere(recipe: Recipe, **fields) -> Recipe:
+    return _replaced(recipe, lambda *_: True, **fields)
+
+
+def _ue5m3_rotated() -> Recipe:
+    """Returns `recipes.ue5m3` with the rotation of `recipes.nvfp4` in wgrad.
+
+    The amax there is that of the tensor at hand: a rotated one is not held.
+    """
+    return _replaced(
+        recipes.ue5m3(),
+        lambda gemm, _: gemm == "wgrad",
+        rotation=Hadamard(16, NVFP4_SIGNS),
+        tensor_scale=Fresh(),
+    )
+
+
+def _ti2d(recipe: Recipe) -> PolicyOf:
+    """Returns `policies.ti2d` with another recipe in place of `recipes.ti2d`."""
+
+    def policy(config: ModelConfig) -> Policy:
+        return dataclasses.replace(policies.ti2d(config), default=recipe)
+
+    return policy
+
+
+def _whole(recipe: Recipe) -> PolicyOf:
+    return lambda config: Policy(recipe)
+
+
+def _named(recipes: Mapping[str, Recipe]) -> dict[str, PolicyOf]:
+    return {name: _whole(recipe) for name, recipe in recipes.items()}
+
+
+def _ues(**options: Iterable) -> dict[str, Recipe]:
+    return {
+        f"ue5m3_{name}_{value:g}": recipes.ue5m3(**{name: value})
+        for name, values in options.items()
+        for value in values
+    }
+
+
+UFP4 = _named(
+    {
+        "ufp4_no_rht": ufp4_rotated(),
+        "ufp4_rht_wgrad": ufp4_rotated("wgrad"),
+        "ufp4_rht_dgrad_wgrad": ufp4_rotated("dgrad", "wgrad"),
+        "ufp4_rht_fprop_wgrad": ufp4_rotated("fprop", "wgrad"),
+        "ufp4_no_sr": ufp4_stochastic(),
+        "ufp4_sr_dgrad": ufp4_stochastic("dgrad"),
+        "ufp4_sr_wgrad": ufp4_stochastic("wgrad"),
+        "ufp4_signs_3": recipes.ufp4(seed=3),
+        "ufp4_signs_6": recipes.ufp4(seed=6),
+        "ufp4_signs_per_step": _everywhere(
+            recipes.ufp4(), rotation=Hadamard(16, PerStepSigns())
+        ),
+        "ufp4_e4m3": recipes.ufp4(Scale(E4M3)),
+        "e2m1_rht": _everywhere(recipes.ufp4(), grid=E2M1),
+        "e2m1_to_2_rht": _everywhere(recipes.ufp4(), grid=E2M1_TO_2),
+    }
+)
+
+UE5M3 = _named(
+    {
+        "ue5m3_plain": recipes.ue5m3(),
+        **_ues(every=(1, 10, 200), target=(64.0, 2048.0)),
+        "ue5m3_e4m3": recipes.ue5m3(scale=Scale(E4M3, pad=False)),
+        "ue5m3_rht": _ue5m3_rotated(),
+    }
+)
+
+TI2D: dict[str, PolicyOf] = {
+    "ti2d_rows": _ti2d(
+        _everywhere(dataclasses.replace(recipes.ti2d(), share_dy=False), block=32)
+    ),
+    "ti2d_floor": _ti2d(_everywhere(recipes.ti2d(), scale=Scale(E8M0, "floor"))),
+    "ti2d_nearest_dy": _ti2d(_everywhere(recipes.ti2d(), rounding=NEAREST)),
+    "ti2d_fp4_qk": _whole(recipes.ti2d()),
+    **{f"ti2d_block_{size}": _ti2d(recipes.ti2d(block=size)) for size in (8, 16, 64)},
+}
 
 POLICIES: Mapping[str, PolicyOf] = MappingProxyType(
-    {
-        **policies.PRESETS,
-        "ufp4_e4m3": lambda config: Policy(recipes.ufp4(Scale(E4M3))),
-    }
+    {**policies.PRESETS, **UFP4, **UE5M3, **TI2D}
 )

@@ -1,11 +1,15 @@
-"""Commands in processes of their own."""
+"""Commands in processes of their own, and text for small models."""
 
+import json
 import os
 import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
+
+from fp4jax.data import DataConfig
 
 FLAGS = [
     *("--alone", "--resume=auto", "--steps=60"),
@@ -80,3 +84,21 @@ def is_training():
         return path.exists() and path.read_text().count("\n") >= 13
 
     return condition
+
+
+@pytest.fixture(scope="session")
+def bytes_of_two(tmp_path_factory):
+    """Returns how to read a small mixture of two domains, as bytes."""
+    folder = tmp_path_factory.mktemp("text")
+    words = "the scale of a block follows from its largest magnitude".split()
+    rng = np.random.default_rng(0)
+    for name in ("one", "two"):
+        texts = (" ".join(rng.choice(words, 60)) for _ in range(60))
+        (folder / f"{name}.txt").write_text("\n\0\n".join(texts))
+    domains = [
+        {"name": name, "source": f"{name}.txt", "weight": weight}
+        for name, weight in (("one", 1), ("two", 2))
+    ]
+    path = folder / "mixture.json"
+    path.write_text(json.dumps({"domains": domains}))
+    return DataConfig(source=str(path), tokenizer="bytes", vocab_size=257)

@@ -1,5 +1,4 @@
 import dataclasses
-import json
 import time
 
 import jax
@@ -9,9 +8,12 @@ from flax import nnx
 
 from experiments.many_runs import budget, command, program, queue, text
 from experiments.many_runs.command import Study
-from experiments.many_runs.queue import How
+from experiments.many_runs.found import Found
+from experiments.many_runs.gaps import Gap, gaps, spread, verdict
+from experiments.many_runs.queue import How, Task
 from experiments.many_runs.run import Run
 from experiments.many_runs.shapes import SHAPES
+from experiments.many_runs.tuning import RATES, tuned, tuning
 from experiments.many_runs.variants import POLICIES
 from experiments.study import Results
 from fp4jax import data, models, train
@@ -32,29 +34,12 @@ RUN = Run(
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("text")
-    words = "the scale of a block follows from its largest magnitude".split()
-    rng = np.random.default_rng(0)
-    for name in ("one", "two"):
-        texts = (" ".join(rng.choice(words, 60)) for _ in range(60))
-        (folder / f"{name}.txt").write_text("\n\0\n".join(texts))
-    domains = [
-        {"name": name, "source": f"{name}.txt", "weight": weight}
-        for name, weight in (("one", 1), ("two", 2))
-    ]
-    path = folder / "mixture.json"
-    path.write_text(json.dumps({"domains": domains}))
-    return DataConfig(source=str(path), tokenizer="bytes", vocab_size=257)
+def corpus(bytes_of_two):
+    return data.load_corpus(bytes_of_two)
 
 
-@pytest.fixture(scope="module")
-def corpus(config):
-    return data.load_corpus(config)
-
-
-def test_the_text_on_the_device_is_what_the_trainer_draws(config, corpus):
-    whole, rows = text.read(corpus, RUN.length), RUN.batches(config)
+def test_the_text_on_the_device_is_what_the_trainer_draws(bytes_of_two, corpus):
+    whole, rows = text.read(corpus, RUN.length), RUN.batches(bytes_of_two)
     batches, orders = (
         data.train_batches(corpus, rows),
         text.orders(corpus, rows, steps=2),
@@ -79,14 +64,13 @@ def test_rows_end_in_padding_as_those_of_the_trainer_do(corpus):
 @pytest.mark.parametrize(
     ("policy", "model", "lanes"),
     [
-        ("bf16", "tiny", 0),
         ("ufp4", "tiny", 2),
         ("ufp4", "tiny", 0),
         ("ue5m3", "tiny", 2),
         ("bf16", "moe_tiny", 2),
     ],
 )
-def test_losses_are_those_of_the_trainer(policy, model, lanes, config, corpus):
+def test_losses_are_those_of_the_trainer(policy, model, lanes, bytes_of_two, corpus):
     run = dataclasses.replace(RUN, policy=policy, model=model)
     other = dataclasses.replace(run, lr=5e-4, seed=4, noise=6)
     runs = [other, run] if lanes else [run]
@@ -99,23 +83,23 @@ def test_losses_are_those_of_the_trainer(policy, model, lanes, config, corpus):
     state = jax.jit(start)(
         *(stack([np.uint32(getattr(r, n)) for r in runs]) for n in ("seed", "noise"))
     )
-    orders = [text.orders(corpus, r.batches(config), steps=4) for r in runs]
+    orders = [text.orders(corpus, r.batches(bytes_of_two), steps=4) for r in runs]
     for first in range(0, run.steps, run.at_once):
         rates = stack([r.rates[first : first + run.at_once] for r in runs])
         rows = stack([next(order) for order in orders])
         state, metrics = advance(state, whole, rows, rates)
         found += np.atleast_2d(metrics["loss"])[-1].tolist()
-    np.testing.assert_allclose(found, _trainer(run, config, corpus), rtol=1e-5)
+    np.testing.assert_allclose(found, _trainer(run, bytes_of_two, corpus), rtol=1e-5)
 
 
-def _trainer(run, config, corpus):
+def _trainer(run, bytes_of_two, corpus):
     """Returns the losses of `train.make_train_step` on the trainer's own batches."""
     optimizer = train.make_optimizer(run.optim, steps=run.steps)
     rngs = nnx.Rngs(params=run.seed, quant=run.noise)
     model = models.Transformer(run.shape(257), run.whole_policy(257), rngs=rngs)
     graph, state = train.make_state(model, optimizer.transform)
     step, losses = train.make_train_step(graph, optimizer), []
-    batches = data.train_batches(corpus, run.batches(config))
+    batches = data.train_batches(corpus, run.batches(bytes_of_two))
     for _ in range(run.steps):
         state, metrics = step(state, text.without_documents(next(batches)))
         losses.append(float(metrics["loss"]))
@@ -141,50 +125,98 @@ def test_every_policy_suits_every_shape():
             policy(shape).check(shape.layer_paths)
 
 
-def test_a_run_costs_what_one_like_it_took(tmp_path):
-    results = Results(tmp_path / "results.jsonl")
-    guess, is_measured = budget.seconds(RUN, results)
+def row(run, loss=2.0, **fields):
+    heldout = {"bf16": {"all": {"loss": loss}}}
+    return run.piece | {"heldout": heldout, "tokens_per_s": 1.0, "diverged": 0} | fields
+
+
+def test_a_run_costs_what_one_like_it_took():
+    guess, is_measured = budget.seconds(RUN, Found([]))
     assert not is_measured and guess > 0
-    results.add(RUN.piece | {"tokens_per_s": 512.0})
+    found = Found([row(RUN, tokens_per_s=512.0)])
     longer = dataclasses.replace(RUN, tokens=100 * 2 * 64, seed=1)
-    cost, is_measured = budget.seconds(longer, results)
+    cost, is_measured = budget.seconds(longer, found)
     assert is_measured
     assert cost == pytest.approx(100 * 2 * 64 / 512, abs=5)
+
+
+def test_the_rate_is_that_of_the_least_loss_once_all_are_there():
+    rows = [
+        row(run, loss=abs(run.lr - RATES[2])) for run in tuning("dense_2m", 10_000_000)
+    ]
+    assert tuned(Found(rows), "dense_2m", 10_000_000) == RATES[2]
+    assert tuned(Found(rows[1:]), "dense_2m", 10_000_000) is None
+    assert tuned(Found(rows[1:]), "dense_2m", 10_000_000, assumed=0.5) == 0.5
+
+
+def test_gaps_are_taken_seed_by_seed():
+    runs = [dataclasses.replace(RUN, seed=seed, noise=seed) for seed in range(2)]
+    fp4 = [dataclasses.replace(run, policy="ufp4") for run in runs]
+    losses = dict(zip([*runs, *fp4], (2.0, 4.0, 2.02, 4.08), strict=True))
+    found = gaps([row(run, loss) for run, loss in losses.items()])
+    assert found[1].gaps == pytest.approx((1.0, 2.0))
+    assert found[1].own_gaps == found[1].gaps
+    assert spread(found) == pytest.approx(np.std((1.0, 2.0), ddof=1))
+
+
+@pytest.mark.parametrize(
+    ("mean", "deviation", "expected"),
+    [
+        (1.0, 0.1, "worse"),
+        (-1.0, 0.1, "better"),
+        (0.1, 0.1, "within seeds"),
+        (1.0, None, "not known"),
+        (np.nan, 0.1, "diverged"),
+    ],
+)
+def test_a_verdict_needs_two_standard_errors(mean, deviation, expected):
+    gap = lambda value: Gap(
+        policy="p",
+        losses=(2.0,),
+        gaps=(value,),
+        own_gaps=(),
+        tokens_per_s=1.0,
+        diverged=0,
+    )
+    assert verdict(gap(mean), gap(0.0), deviation) == expected
 
 
 def _study(folder, runs):
     return Study(
         folder=folder,
-        queue=lambda results: runs,
-        tiny=lambda: runs,
-        parts=lambda results, folder: {"rows": f"{len(results.rows)} rows"},
+        queue=lambda found, assumed: runs,
+        tiny=runs,
+        parts=lambda found, folder: {"rows": f"{len(found.rows)} rows"},
     )
 
 
-def test_a_command_trains_what_is_missing_and_shows_it(config, tmp_path, capsys):
+def test_a_command_trains_what_is_missing(bytes_of_two, corpus, tmp_path, capsys):
     runs = [RUN, dataclasses.replace(RUN, seed=4, lr=1e-3)]
-    flags = ["--data", config.source, "--out", str(tmp_path), "--tiny"]
+    flags = ["--data", bytes_of_two.source, "--out", str(tmp_path), "--tiny"]
     # A mixture of bytes: what `--data` alone decides is BPE.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(command, "DataConfig", lambda source: config)
+        patch.setattr(command, "DataConfig", lambda source: bytes_of_two)
         study = _study(tmp_path, runs)
         assert command.main(study, flags) == 0
         rows = Results(tmp_path / "results.jsonl").rows
         assert [row["seed"] for row in rows] == [3, 4]
         assert command.main(study, flags) == 0
-    assert "2 rows" in capsys.readouterr().out
-    row = rows[0]
-    assert len(row["losses"]) == 2 and row["steps"] == 8 and not row["diverged"]
-    assert set(row["heldout"]["bf16"]) == {"all", "one", "two"}
-    assert "own" not in row["heldout"]  # nothing is quantized
+    assert Results(tmp_path / "results.jsonl").rows == rows
+    assert " rows" in capsys.readouterr().out
+    found = rows[0]
+    assert found["steps"] == 8 and not found["diverged"]
+    losses = np.reshape(_trainer(RUN, bytes_of_two, corpus), (2, 4)).mean(1)
+    np.testing.assert_allclose(found["losses"], losses, rtol=1e-5)
+    assert set(found["heldout"]["bf16"]) == {"all", "one", "two"}
+    assert "own" not in found["heldout"]  # nothing is quantized
 
 
-def test_a_run_that_would_take_too_long_is_left_out(tmp_path, capsys, config):
+def test_a_run_that_would_take_too_long_is_left_out(tmp_path, capsys, bytes_of_two):
     results = Results(tmp_path / "results.jsonl")
-    results.add(dataclasses.replace(RUN, seed=9).piece | {"tokens_per_s": 1.0})
-    how = How(data=config, out=results.path, deadline=time.time() + 60)
+    results.add(row(dataclasses.replace(RUN, seed=9)))
+    how = How(data=bytes_of_two, out=results.path, deadline=time.time() + 60)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(queue, "compiled", lambda *args, **kwargs: None)
-        queue.train([RUN], how, jobs=1)
+        assert queue.prepare(Task((RUN,), how))() == 0
     assert "left out" in capsys.readouterr().out
     assert len(Results(results.path).rows) == 1

@@ -1,0 +1,75 @@
+"""What makes runs of one recipe differ: one source of randomness at a time.
+
+A first comparison found `ufp4` to spread over streams of random bits and over signs far
+more than `e2m1_ref`. Here everything but one source stays as it is.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+from experiments.folder import Row
+from experiments.many_runs.found import Found, loss
+from experiments.many_runs.run import Run
+from experiments.many_runs.show import NOT_RUN
+from experiments.report import tables
+from experiments.report.summary import mean_and_spread
+
+WHOLE = ("bf16", "e2m1_ref", "ufp4")  # trained with other seeds, noise included
+_STREAMS = range(1, 6)  # of random bits, beside that of the seed
+_SIGNS = ("ufp4_signs_3", "ufp4_signs_6", "ufp4_signs_per_step")
+_SITES = ("ufp4_sr_dgrad", "ufp4_sr_wgrad", "ufp4_no_sr")
+_LARGER, _TOKENS = "dense_4m", 97_000_000
+_FACTORS = (0.5, 2.0)  # of the learning rate
+
+
+def runs(base: Run) -> list[Run]:
+    """Returns the runs of all sources.
+
+    Args:
+      base: BF16 at the tuned rate.
+    """
+    of = dataclasses.replace
+    streams = [
+        of(base, policy=policy, noise=noise)
+        for policy in ("ufp4", "e2m1_ref", "ufp4_sr_dgrad", "ufp4_sr_wgrad")
+        for noise in (0, *_STREAMS)
+    ]
+    signs = [
+        of(base, policy=policy, noise=noise) for policy in _SIGNS for noise in (0, 1)
+    ]
+    sites = [of(base, policy=policy, noise=0) for policy in _SITES]
+    rates = [
+        of(base, policy=policy, lr=factor * base.lr, noise=noise)
+        for factor in _FACTORS
+        for policy in WHOLE
+        for noise in (range(3) if policy != "bf16" else range(1))
+    ]
+    larger = [
+        of(base, policy=policy, model=_LARGER, tokens=_TOKENS, noise=noise)
+        for policy in WHOLE
+        for noise in (range(3) if policy != "bf16" else range(1))
+    ]
+    return list(dict.fromkeys([*streams, *signs, *sites, *rates, *larger]))
+
+
+def table(found: Found, runs: Sequence[Run]) -> str:
+    """Returns for each policy, model, rate and what varies the spread of the loss."""
+    groups: dict[tuple[str, str, float, str], list[Row]] = {}
+    for run in dict.fromkeys(runs):
+        if (row := found.row(run)) is None:
+            continue
+        kind = run.model, run.policy, run.lr
+        if run.seed == 0:
+            groups.setdefault((*kind, "random bits"), []).append(row)
+        if run.seed == run.noise:
+            groups.setdefault((*kind, "all seeds"), []).append(row)
+    lines = []
+    for (model, policy, lr, varied), rows in groups.items():
+        if len(rows) == 1 and varied == "all seeds":
+            continue  # as the other line has it
+        mean, deviation = mean_and_spread([loss(row) for row in rows])
+        spread = "" if deviation is None else f"{deviation:.4f}"
+        names = (f"`{policy}`", f"`{model}`", f"{lr:g}", varied)
+        lines.append((*names, str(len(rows)), f"{mean:.4f}", spread))
+    header = ("policy", "model", "lr", "what differs", "runs", "mean", "deviation")
+    return tables.markdown(header, lines) if lines else NOT_RUN

@@ -1,0 +1,58 @@
+"""What the studies have found so far, all of them together."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from experiments.folder import Row, read_log
+from experiments.many_runs.run import Run
+
+_FOLDER = Path(__file__).parent.parent
+STUDIES = ("pretrain_gap", "ablation", "scaling")
+
+
+class Found:
+    """Rows of results, each of one run; of a run that was repeated, the first counts.
+
+    Args:
+      rows: of results.
+
+    Attributes:
+      rows: each once.
+    """
+
+    def __init__(self, rows: Iterable[Row]):
+        by_run = {_run(row): row for row in reversed(list(rows))}
+        self.rows = list(reversed(by_run.values()))
+        self._by_run = by_run
+
+    @classmethod
+    def of(cls, path: Path) -> "Found":
+        """Returns what a file holds, and what all studies have found beside it."""
+        files = (_FOLDER / name / "results.jsonl" for name in STUDIES)
+        return cls(row for file in (path, *files) for row in read_log(file))
+
+    def row(self, run: Run) -> Row | None:
+        """Returns the row of a run."""
+        return self._by_run.get(run)
+
+    def find(self, **fields: Any) -> list[Row]:
+        """Returns the rows that have these values."""
+        return [row for row in self.rows if fields.items() <= row.items()]
+
+    def rows_of(self, runs: Iterable[Run]) -> list[Row]:
+        """Returns the rows of some runs, of those that have one."""
+        return [row for run in runs if (row := self.row(run)) is not None]
+
+
+def _run(row: Row) -> Run:
+    return Run(**{name: row[name] for name in Run.__dataclass_fields__})
+
+
+def loss(row: Row, domain: str = "all", forward: str = "bf16") -> float:
+    """Returns the held-out loss of a row, in nats a token.
+
+    A model whose forward pass is not quantized has one of them.
+    """
+    by_forward = row["heldout"]
+    return by_forward.get(forward, by_forward["bf16"])[domain]["loss"]

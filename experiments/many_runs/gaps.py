@@ -1,0 +1,107 @@
+"""Gaps to BF16, seed by seed, and which of them differ by more than seeds do."""
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Sequence
+
+from experiments.folder import Row
+from experiments.many_runs.found import loss
+from experiments.presets import REFERENCE
+
+_BEYOND = 2.0  # standard errors, from which on two policies differ
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Gap:
+    """The runs of a policy.
+
+    gap = 100 (loss / loss of BF16 with the same seed - 1)
+
+    Attributes:
+      policy: its name.
+      losses: held-out, of every seed.
+      gaps: percent, in high precision.
+      own_gaps: percent, with the forward pass of the policy.
+      tokens_per_s: the fastest.
+      diverged: how many runs did.
+    """
+
+    policy: str
+    losses: tuple[float, ...]
+    gaps: tuple[float, ...]
+    own_gaps: tuple[float, ...]
+    tokens_per_s: float
+    diverged: int
+
+    @property
+    def mean(self) -> float:
+        """Of the gaps; NaN without any."""
+        return statistics.fmean(self.gaps) if self.gaps else math.nan
+
+
+def gaps(rows: Sequence[Row], domain: str = "all") -> list[Gap]:
+    """Returns what was found of each policy, in the order of the rows.
+
+    Args:
+      rows: of one model and one learning rate.
+      domain: of the held-out text.
+    """
+    reference = {
+        row["seed"]: loss(row, domain) for row in rows if row["policy"] == REFERENCE
+    }
+    by_policy: dict[str, list[Row]] = {}
+    for row in rows:
+        by_policy.setdefault(row["policy"], []).append(row)
+
+    def of(policy: str, group: Sequence[Row]) -> Gap:
+        paired = [row for row in group if row["seed"] in reference]
+
+        def relative(forward: str) -> tuple[float, ...]:
+            return tuple(
+                100 * (loss(row, domain, forward) / reference[row["seed"]] - 1)
+                for row in paired
+            )
+
+        return Gap(
+            policy=policy,
+            losses=tuple(loss(row, domain) for row in group),
+            gaps=relative("bf16"),
+            own_gaps=relative("own"),
+            tokens_per_s=max(row["tokens_per_s"] for row in group),
+            diverged=sum(row["diverged"] for row in group),
+        )
+
+    return [of(policy, group) for policy, group in by_policy.items()]
+
+
+def spread(found: Sequence[Gap]) -> float | None:
+    """Returns the standard deviation of a gap over seeds, pooled over policies.
+
+    None where no policy but BF16 has two seeds.
+    """
+    seeded = [g.gaps for g in found if len(g.gaps) > 1 and g.policy != REFERENCE]
+    if not seeded:
+        return None
+    freedom = sum(len(values) - 1 for values in seeded)
+    squares = sum(statistics.variance(v) * (len(v) - 1) for v in seeded)
+    return math.sqrt(squares / freedom)
+
+
+def verdict(a: Gap, b: Gap, deviation: float | None) -> str:
+    """Returns whether a is better or worse than b, by two standard errors of seeds.
+
+    Args:
+      a: a policy.
+      b: what it is compared with.
+      deviation: of one gap over seeds; None: not known.
+    """
+    if deviation is None or not (a.gaps and b.gaps):
+        return "not known"
+    error = deviation * math.sqrt(1 / len(a.gaps) + 1 / len(b.gaps))
+    difference = a.mean - b.mean
+    if not math.isfinite(difference):
+        return "diverged"
+    if abs(difference) <= _BEYOND * error:
+        return "within seeds"
+    return "better" if difference < 0 else "worse"

@@ -1,0 +1,88 @@
+"""Tables of runs for the pages of studies."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from experiments.folder import Row
+from experiments.many_runs import budget
+from experiments.many_runs.found import Found, loss
+from experiments.many_runs.gaps import Gap, gaps, spread, verdict
+from experiments.many_runs.run import Run
+from experiments.many_runs.tuning import RATES, tuning
+from experiments.report import tables
+from experiments.report.summary import mean_and_spread
+
+NOT_RUN = "Not run yet."
+
+
+def of_gaps(rows: Sequence[Row], base: str) -> str:
+    """Returns a line for each policy: losses, gaps, and how it compares with one."""
+    found = gaps(rows)
+    if not found:
+        return NOT_RUN
+    deviation = spread(found)
+    bases = [each for each in found if each.policy == base]
+    header = ("policy", "seeds", "held-out loss", "gap", "FP4 forward")
+    header += (f"against `{base}`", "M tokens/s", "diverged")
+
+    def cells(each: Gap) -> tuple[str, ...]:
+        against = ""
+        if bases and each.policy not in (base, "bf16"):
+            against = verdict(each, bases[0], deviation)
+        return (
+            f"`{each.policy}`",
+            str(len(each.losses)),
+            tables.number(*mean_and_spread(each.losses)),
+            _gap(each.gaps) if each.policy != "bf16" else "",
+            _gap(each.own_gaps) if each.policy != "bf16" else "",
+            against,
+            f"{each.tokens_per_s / 1e6:.2f}",
+            str(each.diverged),
+        )
+
+    lines = tables.markdown(header, [cells(each) for each in found])
+    known = "not known" if deviation is None else f"{deviation:.2f} points"
+    return f"{lines}\n\nStandard deviation of a gap over seeds, pooled: {known}."
+
+
+def of_domains(rows: Sequence[Row]) -> str:
+    """Returns the gap of each policy on each domain of the held-out text."""
+    if not rows:
+        return NOT_RUN
+    domains = [name for name in rows[0]["heldout"]["bf16"] if name != "all"]
+    columns = [{each.policy: each for each in gaps(rows, name)} for name in domains]
+    policies = [policy for policy in columns[0] if policy != "bf16"]
+    lines = [
+        (f"`{policy}`", *(_gap(column[policy].gaps) for column in columns))
+        for policy in policies
+    ]
+    return tables.markdown(("gap", *domains), lines)
+
+
+def of_rates(found: Found, tokens: Mapping[str, int]) -> str:
+    """Returns the held-out loss of BF16 at every learning rate that was tried."""
+    lines = []
+    for model, count in tokens.items():
+        runs = tuning(model, count)
+        rows = {run.lr: found.row(run) for run in runs}
+        cells = ("" if row is None else f"{loss(row):.4f}" for row in rows.values())
+        lines.append((f"`{model}`", f"{runs[0].tokens / 1e6:.0f}", *cells))
+    header = ("model", "M tokens", *(f"{rate:g}" for rate in RATES))
+    return tables.markdown(header, lines)
+
+
+def of_budget(runs: Sequence[Run], found: Found) -> str:
+    """Returns what was run, what was not, and the minutes of both, by model."""
+    lines = [
+        (f"`{model}`", str(done), f"{spent:.1f}", str(left), f"{cost:.0f}")
+        for model, done, spent, left, cost in budget.by_model(runs, found)
+    ]
+    header = ("model", "done", "minutes", "not run", "minutes expected")
+    return tables.markdown(header, lines)
+
+
+def _gap(values: Sequence[float]) -> str:
+    if not values:
+        return ""
+    _, deviation = mean_and_spread(values)
+    return tables.gap(statistics.fmean(values), deviation)

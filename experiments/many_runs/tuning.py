@@ -1,0 +1,31 @@
+"""The learning rate of a model: that of the least held-out loss in BF16."""
+
+import dataclasses
+
+from experiments.many_runs.found import Found, loss
+from experiments.many_runs.run import Run
+
+RATES = (1e-3, 2e-3, 4e-3, 8e-3)
+_PART = 0.25  # of the tokens of a run, that a rate is tried for
+
+
+def tuning(model: str, tokens: int) -> list[Run]:
+    """Returns BF16 at every rate, for a part of the tokens."""
+    base = Run(policy="bf16", model=model, tokens=int(_PART * tokens), lr=RATES[0])
+    return [dataclasses.replace(base, lr=rate) for rate in RATES]
+
+
+def tuned(
+    found: Found, model: str, tokens: int, *, assumed: float | None = None
+) -> float | None:
+    """Returns the best rate.
+
+    Args:
+      found: so far.
+      model: whose.
+      tokens: of its runs.
+      assumed: what to return while some rates are missing.
+    """
+    runs = tuning(model, tokens)
+    rows = found.rows_of(runs)
+    return min(rows, key=loss)["lr"] if len(rows) == len(runs) else assumed

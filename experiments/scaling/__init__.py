@@ -1,0 +1,1 @@
+"""How the gaps of 4-bit recipes to BF16 change with compute."""

@@ -1,0 +1,136 @@
+"""Losses as a power of compute, and how sure the fit is.
+
+L(C) = E + a (C / C_0)^-b,  C_0 = 10^16 FLOPs
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize
+
+UNIT = 1e16  # FLOPs
+_POWERS = (1e-3, 1.5)
+_DRAWS = 400
+_INSIDE = 95.0  # percent, of an interval
+
+
+class Point(NamedTuple):
+    """A run: its FLOPs and what was found."""
+
+    flops: float
+    value: float
+
+
+class Law(NamedTuple):
+    """The coefficients of L(C)."""
+
+    floor: float
+    factor: float
+    power: float
+
+    def __call__(self, flops: float | NDArray) -> float | NDArray:
+        """Returns the loss at some compute."""
+        return self.floor + self.factor * (np.asarray(flops) / UNIT) ** -self.power
+
+
+class Interval(NamedTuple):
+    """A number and the ends of its 95% interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def law(points: Sequence[Point]) -> Law:
+    """Returns the coefficients of least squares, E and a not negative.
+
+    Raises:
+      ValueError: fewer than three different computes.
+    """
+    flops, losses = (np.array(x, float) for x in zip(*points, strict=True))
+    if len(set(flops)) < 3:
+        raise ValueError(
+            "law: points must have at least three different computes, got "
+            f"{len(set(flops))}."
+        )
+
+    def of(power: float) -> tuple[NDArray, float]:
+        terms = np.stack([np.ones_like(flops), (flops / UNIT) ** -power], axis=1)
+        return optimize.nnls(terms, losses)
+
+    # For a power the rest is linear.
+    best = optimize.minimize_scalar(
+        lambda power: of(power)[1], bounds=_POWERS, method="bounded"
+    )
+    floor, factor = of(best.x)[0]
+    return Law(float(floor), float(factor), float(best.x))
+
+
+def slope(points: Sequence[Point]) -> float:
+    """Returns by how much a value changes with a tenfold compute, by least squares.
+
+    Raises:
+      ValueError: fewer than two different computes.
+    """
+    flops, values = (np.array(x, float) for x in zip(*points, strict=True))
+    if len(set(flops)) < 2:
+        raise ValueError(
+            "slope: points must have at least two different computes, got "
+            f"{len(set(flops))}."
+        )
+    return float(np.polyfit(np.log10(flops), values, 1)[0])
+
+
+def deviation(points: Sequence[Point]) -> float | None:
+    """Returns the standard deviation over seeds, pooled over computes, or None."""
+    by_flops: dict[float, list[float]] = {}
+    for point in points:
+        by_flops.setdefault(point.flops, []).append(point.value)
+    seeded = [values for values in by_flops.values() if len(values) > 1]
+    if not seeded:
+        return None
+    freedom = sum(len(values) - 1 for values in seeded)
+    return math.sqrt(sum((len(v) - 1) * np.var(v, ddof=1) for v in seeded) / freedom)
+
+
+def intervals(
+    function: Callable[[Sequence[Point]], Sequence[float]],
+    points: Sequence[Point],
+    *,
+    noise: float | None,
+    seed: int = 0,
+) -> list[Interval]:
+    """Returns numbers made of points, and what they are where noise moves the points.
+
+    Args:
+      function: of points.
+      points: as they were found.
+      noise: standard deviation of a value over seeds; None: no interval is known.
+      seed: of the draws.
+    """
+    found = function(points)
+    if noise is None:
+        return [Interval(value, math.nan, math.nan) for value in found]
+    rng = np.random.default_rng(seed)
+    drawn = [
+        function([p._replace(value=p.value + rng.normal(0, noise)) for p in points])
+        for _ in range(_DRAWS)
+    ]
+    ends = np.percentile(drawn, [(100 - _INSIDE) / 2, (100 + _INSIDE) / 2], axis=0)
+    return [
+        Interval(value, float(low), float(high))
+        for value, low, high in zip(found, *ends, strict=True)
+    ]
+
+
+def seeds_needed(difference: float, noise: float | None) -> int | None:
+    """Returns how many seeds of each of two policies tell their gaps apart.
+
+    n = ceil(2 (2 noise / difference)^2): two standard errors of the difference.
+    """
+    if noise is None or not difference or not math.isfinite(difference):
+        return None
+    return max(2, math.ceil(2 * (2 * noise / difference) ** 2))

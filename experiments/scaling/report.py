@@ -1,0 +1,141 @@
+"""Tables and the figure of losses over compute."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from experiments import study
+from experiments.folder import Row
+from experiments.many_runs.found import loss
+from experiments.many_runs.show import NOT_RUN
+from experiments.presets import REFERENCE
+from experiments.report import tables
+from experiments.report.summary import mean_and_spread
+from experiments.scaling import fit
+from experiments.scaling.fit import Interval, Point
+
+_PAIR = ("ufp4", "e2m1_ref")  # whose ranking the papers claim
+
+
+def losses(rows: Sequence[Row]) -> dict[str, list[Point]]:
+    """Returns the held-out losses of each policy over FLOPs."""
+    found: dict[str, list[Point]] = {}
+    for row in rows:
+        found.setdefault(row["policy"], []).append(Point(row["flops"], loss(row)))
+    return found
+
+
+def gaps(rows: Sequence[Row]) -> dict[str, list[Point]]:
+    """Returns the gap of each policy to BF16 of the same model and seed, in percent."""
+    key = lambda row: (row["model"], row["seed"])
+    reference = {key(row): loss(row) for row in rows if row["policy"] == REFERENCE}
+    found: dict[str, list[Point]] = {}
+    for row in rows:
+        if row["policy"] != REFERENCE and key(row) in reference:
+            gap = 100 * (loss(row) / reference[key(row)] - 1)
+            found.setdefault(row["policy"], []).append(Point(row["flops"], gap))
+    return found
+
+
+def sizes(by_model: Mapping[str, Sequence[Row]]) -> str:
+    """Returns a line for each model: losses and gaps."""
+    lines: list[tables.Cells] = []
+    for model, rows in by_model.items():
+        of_losses, of_gaps = losses(rows), gaps(rows)
+        if REFERENCE not in of_losses:
+            lines.append((f"`{model}`", *5 * ("",)))
+            continue
+        values = [point.value for point in of_losses[REFERENCE]]
+        cells = (_mean_gap(of_gaps.get(policy, ())) for policy in reversed(_PAIR))
+        about = (f"{rows[0]['params'] / 1e6:.1f}", f"{rows[0]['flops']:.2g}")
+        lines.append(
+            (f"`{model}`", *about, tables.number(*mean_and_spread(values)), *cells)
+        )
+    header = ("model", "M parameters", "FLOPs", "BF16", *reversed(_PAIR))
+    return tables.markdown(header, lines)
+
+
+def laws(rows: Sequence[Row]) -> str:
+    """Returns E, a and b of every policy, with 95% intervals."""
+    lines = []
+    for policy, points in losses(rows).items():
+        if len({point.flops for point in points}) < 3:
+            continue
+        found = fit.intervals(fit.law, points, noise=fit.deviation(points))
+        lines.append((f"`{policy}`", *map(_interval, found)))
+    if not lines:
+        return f"{NOT_RUN} A fit needs three sizes."
+    return tables.markdown(("policy", "E", "a", "b"), lines)
+
+
+def trend(rows: Sequence[Row]) -> str:
+    """Returns how gaps change with compute, and what it takes to rank the pair."""
+    found = gaps(rows)
+    lines = []
+    for policy, points in found.items():
+        if len({point.flops for point in points}) < 2:
+            continue
+        noise = fit.deviation(points)
+        slope = fit.intervals(lambda moved: [fit.slope(moved)], points, noise=noise)
+        lines.append((f"`{policy}`", *map(_interval, slope)))
+    if not lines:
+        return f"{NOT_RUN} A trend needs two sizes."
+    table = tables.markdown(("policy", "points a tenfold compute"), lines)
+    return f"{table}\n\n{_needed(found)}"
+
+
+def _needed(found: Mapping[str, Sequence[Point]]) -> str:
+    """Returns a sentence: the seeds that would rank the pair at the largest compute."""
+    pair = [found.get(policy, ()) for policy in _PAIR]
+    shared = {point.flops for point in pair[0]} & {point.flops for point in pair[1]}
+    if not shared:
+        return "The two recipes have no size in common yet."
+    largest = max(shared)
+    means = [np.mean([p.value for p in ps if p.flops == largest]) for ps in pair]
+    difference = float(means[0] - means[1])
+    noises = [noise for ps in pair if (noise := fit.deviation(ps)) is not None]
+    noise = float(np.sqrt(np.mean(np.square(noises)))) if noises else None
+    needed = fit.seeds_needed(difference, noise)
+    found_so_far = (
+        f"At {largest:.2g} FLOPs the gap of `{_PAIR[0]}` less that of `{_PAIR[1]}` is "
+        f"{difference:+.2f} points"
+    )
+    if needed is None:
+        return f"{found_so_far}; how far seeds spread is not known yet."
+    return (
+        f"{found_so_far}; a gap's standard deviation over seeds is {noise:.2f}. Were "
+        f"that the true difference, {needed} seeds of each would show it, at two "
+        "standard errors."
+    )
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Draws losses with their laws, and gaps, over FLOPs, into a PNG file."""
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for policy, points in losses(rows).items():
+        flops, values = zip(*points, strict=True)
+        line = left.plot(flops, values, "o", label=policy, ms=4)[0]
+        if len(set(flops)) >= 3:
+            x = np.geomspace(min(flops), max(flops), 50)
+            left.plot(x, fit.law(points)(x), color=line.get_color(), lw=1)
+    for policy, points in gaps(rows).items():
+        right.plot(*zip(*points, strict=True), "o", label=policy, ms=4)
+    left.set(xlabel="FLOPs", ylabel="held-out loss, nats/token", xscale="log")
+    right.set(xlabel="FLOPs", ylabel="gap to BF16, % (positive: worse)", xscale="log")
+    right.axhline(0, color="black", lw=0.8)
+    study.save(figure, path, left, right)
+
+
+def _mean_gap(points: Sequence[Point]) -> str:
+    if not points:
+        return ""
+    return tables.gap(*mean_and_spread([point.value for point in points]))
+
+
+def _interval(found: Interval) -> str:
+    if np.isnan(found.low):
+        return f"{found.value:.3g}"
+    return f"{found.value:.3g} ({found.low:.3g} to {found.high:.3g})"
