@@ -6,6 +6,7 @@ early, middle and late step of a BF16 run -> x, w, dy of every linear layer
 import dataclasses
 import itertools
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,9 @@ def capture(source: Source, step: int) -> Capture:
     path = source.path(step)
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
-        partial = path.with_name(f".{path.name}")
+        partial = path.with_name(
+            f".{os.getpid()}-{path.name}"
+        )  # of two studies at once
         np.savez(partial, **_arrays(_captured(source, step)))
         partial.replace(path)
     with np.load(path) as file:

@@ -17,18 +17,16 @@ def write(results: Results, folder: Path) -> None:
     """Writes the figures, and the tables into the README where there is one."""
     found = Found(results.rows)
     figures.write(found, folder)
-    parts = {
-        "rotation": rotation(found),
-        "steps": steps(found),
-        "matrices": matrices(found),
-        "products": products(found),
-        "sizes": sizes(found),
-        "scales": scales(found),
-    }
     if (readme := folder / "README.md").exists():
-        study.show(readme, parts)
+        study.show(readme, parts(found))
     else:
-        print("\n\n".join(parts.values()))
+        print("\n\n".join(parts(found).values()))
+
+
+def parts(found: Found) -> dict[str, str]:
+    """Returns the tables by the names that the README has for them."""
+    made = (rotation, steps, matrices, products, sizes, scales)
+    return {table.__name__: table(found) for table in made}
 
 
 def rotation(found: Found) -> str:

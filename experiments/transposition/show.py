@@ -21,19 +21,23 @@ _STYLES = dict(zip(SCALE_NAMES, ("-", "--", ":"), strict=True))
 
 def write(results: Results, folder: Path) -> None:
     """Writes the figure, and the tables into the README where there is one."""
-    last = max(row["step"] for row in results.rows)
-    rows = results.find(step=last)
-    parts = {
-        "mismatch": mismatch(rows),
-        "cost": cost(rows),
-        "gradients": gradients(rows),
-        "steps": steps(results.rows),
-    }
-    plot(rows, folder / "blocks.png")
+    plot(last(results.rows), folder / "blocks.png")
     if (readme := folder / "README.md").exists():
-        study.show(readme, parts)
+        study.show(readme, parts(results.rows))
     else:
-        print("\n\n".join(parts.values()))
+        print("\n\n".join(parts(results.rows).values()))
+
+
+def parts(rows: Sequence[Row]) -> dict[str, str]:
+    """Returns the tables by the names that the README has for them."""
+    found = {table.__name__: table(last(rows)) for table in (mismatch, cost, gradients)}
+    return {**found, "steps": steps(rows)}
+
+
+def last(rows: Sequence[Row]) -> list[Row]:
+    """Returns the rows of the last step."""
+    step = max(row["step"] for row in rows)
+    return [row for row in rows if row["step"] == step]
 
 
 def mismatch(rows: Sequence[Row]) -> str:

@@ -4,8 +4,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments import study
+from experiments.folder import read_log
 from experiments.operands.captures import Capture
 from experiments.operands.tiles import Tiles
+from experiments.transposition import __main__ as command
 from experiments.transposition import measure, show
 from fp4jax import Operands
 from fp4jax.numerics import UNIFORM, Quantizer
@@ -91,3 +94,9 @@ def test_tables_of_known_rows(tmp_path):
     )
     show.plot(rows, tmp_path / "blocks.png")
     assert (tmp_path / "blocks.png").stat().st_size > 10_000
+
+
+def test_the_readme_has_the_tables_of_the_rows():
+    rows = read_log(command.FOLDER / "results.jsonl")
+    page = (command.FOLDER / "README.md").read_text("utf-8")
+    assert study.filled(page, show.parts(rows)) == page
