@@ -2,14 +2,14 @@
 
 from typing import Literal
 
+from fp4jax.kernels import scaled_matmul
 from fp4jax.kernels.choice import Kernels
-from fp4jax.kernels.quantize import XLA
-from fp4jax.kernels.scaled_matmul import MOSAIC
+from fp4jax.kernels.quantize import MOSAIC, TRITON, XLA
 from fp4jax.ops.grouped_matmul import RAGGED
 from fp4jax.ops.mosaic import HOPPER
 
 Grouped = Literal["default", "hopper", "ragged"]
-Quantize = Literal["default", "xla"]
+Quantize = Literal["default", "mosaic", "triton", "xla"]
 Packed = Literal["default", "mosaic"]
 
 
@@ -29,8 +29,9 @@ def choice(
         the library takes by itself.
     """
     products = {"default": None, "hopper": HOPPER, "ragged": RAGGED}[grouped]
+    named = {"default": None, "mosaic": MOSAIC, "triton": TRITON, "xla": XLA}
     return Kernels(
-        quantize=XLA if quantize == "xla" else None,
+        quantize=named[quantize],
         products=products,
-        scaled_matmul=MOSAIC if packed == "mosaic" else None,
+        scaled_matmul=scaled_matmul.MOSAIC if packed == "mosaic" else None,
     )

@@ -1,5 +1,6 @@
 """What the default device can run."""
 
+import importlib
 from typing import Any
 
 import jax
@@ -7,7 +8,7 @@ from jax.sharding import AxisType
 
 WARPGROUP = 128  # threads that work together, of which each holds whole runs
 TILE_OF_SQUARES = 32, 128  # rows and columns of square blocks that they hold
-_MOSAIC_CAPABILITY = 9
+_MOSAIC_CAPABILITY, _TRITON_CAPABILITY = 9, 8
 _CORES = 132  # where a device does not tell how many it has, those of an H200
 _MOSAIC_JAX = (0, 11)
 
@@ -38,12 +39,18 @@ def without_mosaic() -> str | None:
     """Returns why Pallas Mosaic GPU kernels cannot run here, or None."""
     if (why := too_old()) is not None:
         return why
-    if _capability() >= _MOSAIC_CAPABILITY:
-        return None
-    return (
-        "the device must be an NVIDIA GPU of compute capability "
-        f"{_MOSAIC_CAPABILITY}.0 or later, got {default().device_kind!r}"
-    )
+    return _too_small(_MOSAIC_CAPABILITY)
+
+
+def without_triton() -> str | None:
+    """Returns why Triton kernels cannot run here, or None."""
+    if (why := _too_small(_TRITON_CAPABILITY)) is not None:
+        return why
+    try:
+        importlib.import_module("jax_triton")
+    except ImportError as error:
+        return f"jax-triton must be installed, got {error}"
+    return None
 
 
 def without_wgmma() -> str | None:
@@ -73,3 +80,13 @@ def _capability() -> int:
     device = default()
     major = str(getattr(device, "compute_capability", None)).partition(".")[0]
     return int(major) if device.platform == "gpu" and major.isdecimal() else 0
+
+
+def _too_small(capability: int) -> str | None:
+    """Returns why the default device is no GPU of a capability or later, or None."""
+    if _capability() >= capability:
+        return None
+    return (
+        "the device must be an NVIDIA GPU of compute capability "
+        f"{capability}.0 or later, got {default().device_kind!r}"
+    )

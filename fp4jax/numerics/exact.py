@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-_MAGNITUDE = 0x7FFFFFFF
-_EXPONENT = 0x7F800000
+MAGNITUDE = 0x7FFFFFFF
+EXPONENT = 0x7F800000
 _MANTISSA = 0x007FFFFF
 _ONE = 0x3F800000
 _SIGN = -0x80000000
@@ -30,7 +30,7 @@ def constant_bits(x: float) -> int:
 
 def magnitude_bits_of(x: jax.Array) -> jax.Array:
     """Returns the int32 pattern of |x|, also of a NaN."""
-    return bits_of(x) & _MAGNITUDE
+    return bits_of(x) & MAGNITUDE
 
 
 def float_of(bits: jax.Array) -> jax.Array:
@@ -49,7 +49,7 @@ def integer_of(x: jax.Array) -> jax.Array:
 
 def floor_pow2(x: jax.Array) -> jax.Array:
     """Returns 2^floor(log2 x) of a normal float32 > 0; 0 of zero and of subnormals."""
-    return float_of(bits_of(x) & _EXPONENT)
+    return float_of(bits_of(x) & EXPONENT)
 
 
 def inverse_pow2(p: jax.Array) -> jax.Array:
@@ -99,7 +99,7 @@ def divide(a: jax.Array | float, b: jax.Array) -> jax.Array:
         neighbor = float_of(bits_of(q) + jnp.where(r > 0, 1, -1))
         closer = jnp.abs(_residual(m_a, neighbor, m_b)) < jnp.abs(r)
         q = jnp.where(closer, neighbor, q)
-    exponent = (a_bits & _EXPONENT) - (b_bits & _EXPONENT)
+    exponent = (a_bits & EXPONENT) - (b_bits & EXPONENT)
     # Not a product with 2^e, which overflows before the quotient does.
     quotient = float_of(bits_of(q) + exponent)
     return jnp.where(jnp.isnan(a) | jnp.isnan(b), jnp.nan, quotient)

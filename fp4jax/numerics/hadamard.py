@@ -156,6 +156,11 @@ def rotate_back(x: jax.Array, signs: jax.Array, axis: int) -> jax.Array:
     return blocks.join_axes(_signed(runs, signs, axis), axis)
 
 
+def norm(size: int) -> float:
+    """Returns 1 / sqrt(size) in float32."""
+    return float(np.float32(1 / math.sqrt(size)))
+
+
 def matrix(size: int) -> np.ndarray:
     """Returns Sylvester's H_n, int8 entries +-1, not normalized."""
     h = np.ones((1, 1), np.int8)
@@ -169,7 +174,7 @@ def _signed(runs: jax.Array, signs: jax.Array, axis: int) -> jax.Array:
 
 
 def _scaled(runs: jax.Array, size: int) -> jax.Array:
-    return runs * np.float32(1 / math.sqrt(size))
+    return runs * np.float32(norm(size))
 
 
 def _matmul(runs: jax.Array, axis: int) -> jax.Array:

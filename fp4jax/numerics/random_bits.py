@@ -14,9 +14,9 @@ little-endian words.
 import jax
 import jax.numpy as jnp
 
-_C1, _C2, _N = 0xCC9E2D51, 0x1B873593, 0xE6546B64
-_F1, _F2 = 0x85EBCA6B, 0xC2B2AE35
-_MESSAGE_BYTES = 16
+ABSORBING = _C1, _C2, _N = 0xCC9E2D51, 0x1B873593, 0xE6546B64
+FINALIZING = _F1, _F2 = 0x85EBCA6B, 0xC2B2AE35
+MESSAGE_BYTES = 16
 
 
 def key_words(key: jax.Array, stream: int) -> tuple[jax.Array, jax.Array]:
@@ -83,7 +83,7 @@ def _absorb(h: jax.Array, word: jax.Array) -> jax.Array:
 
 
 def _finalize(h: jax.Array) -> jax.Array:
-    h = h ^ jnp.uint32(_MESSAGE_BYTES)
+    h = h ^ jnp.uint32(MESSAGE_BYTES)
     h = (h ^ (h >> 16)) * jnp.uint32(_F1)
     h = (h ^ (h >> 13)) * jnp.uint32(_F2)
     return h ^ (h >> 16)

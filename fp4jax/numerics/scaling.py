@@ -27,7 +27,7 @@ _RULES = get_args(Rule)
 # this.
 OVERSHOOT = 17 / 16
 # Below these, an amax counts as zero: every reciprocal stays finite and normal.
-_TINY_BLOCK = 2.0**-100
+TINY_BLOCK = 2.0**-100
 _TINY_TENSOR = 2.0**-90
 
 
@@ -240,7 +240,7 @@ def block_scale(
         if scale.prescale is not None:
             inverse = inverse * np.float32(scale.prescale)
     elif scale.format == F32:
-        value = jnp.where(amax < _TINY_BLOCK, 0, amax * np.float32(1 / grid.max))
+        value = jnp.where(amax < TINY_BLOCK, 0, amax * np.float32(1 / grid.max))
         inverse = _reciprocal_or_zero(value, reciprocal)
     else:
         per_unit = np.float32(headroom / grid.max)
@@ -260,7 +260,7 @@ def candidate_scale(
 
     The order of operations is that of Transformer Engine's four-over-six.
     """
-    tiny = amax < _TINY_BLOCK
+    tiny = amax < TINY_BLOCK
     base = exact.divide(jnp.where(tiny, 1, amax), jnp.float32(grid.max)) * factor
     scaled = jnp.where(tiny, 0, base * np.float32(grid.max / candidate))
     value, inverse = _rounded_scale(scaled, scale.format, factor)
@@ -276,14 +276,18 @@ def _rounded_scale(
 ) -> tuple[jax.Array, jax.Array]:
     """Rounds scales to a format of 3 mantissa bits; returns them and 1 / decoded."""
     value = round_nearest(scaled, fmt)
-    if fmt in (UE5M3, UE5M3_FN):
-        # A code of 0 is replaced by the value 1: the block rounds to 0.
+    if replaces_zero(fmt):
         value = jnp.where(value == 0, jnp.float32(1), value)
     if factor is None:
         return value, _reciprocal_or_zero(value, reciprocal)
     if inverse_factor is None:
         inverse_factor = reciprocal(factor)
     return value, _reciprocal_or_zero(value * inverse_factor, reciprocal)
+
+
+def replaces_zero(fmt: Format) -> bool:
+    """Returns whether the value 1 stands for a code of 0: the block rounds to 0."""
+    return fmt in (UE5M3, UE5M3_FN)
 
 
 def _poisoned(amax, factor, value, inverse) -> tuple[jax.Array, jax.Array]:
@@ -310,12 +314,12 @@ def _power_of_two(amax: jax.Array, rule: Rule | None, grid: Format):
         if rule == "even":
             bits = bits + (1 << (22 - grid.mantissa_bits))
         exponent = (bits >> 23) - 127 - grid.emax
-    low, high = _exponent_range(grid)
+    low, high = exponent_range(grid)
     exponent = jnp.clip(exponent, low, high)
     return exact.pow2(exponent), exact.pow2(-exponent)
 
 
-def _exponent_range(grid: Format) -> tuple[int, int]:
+def exponent_range(grid: Format) -> tuple[int, int]:
     """Returns the exponents that keep code times scale normal and finite in BF16."""
     low = -126 - (grid.emin - grid.mantissa_bits)
     return max(low, -125), min(127 - grid.emax, 125)

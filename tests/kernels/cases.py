@@ -1,5 +1,7 @@
 """What the tests of kernels share."""
 
+import os
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,8 +9,8 @@ import pytest
 
 from fp4jax import recipes
 from fp4jax.kernels import devices
-from fp4jax.kernels.quantize import Output, Quantized
-from fp4jax.kernels.quantize.backends import Xla
+from fp4jax.kernels.quantize import INTERPRETED, MOSAIC, TRITON, Output, Quantized
+from fp4jax.kernels.quantize.backends import Triton, Xla
 from fp4jax.numerics import (
     E2M1,
     E2M1_TO_2,
@@ -28,6 +30,22 @@ from fp4jax.numerics.hadamard import PerStepSigns
 
 mosaic = pytest.mark.skipif(
     jax.__version_info__ < (0, 11), reason="kernels need JAX 0.11"
+)
+# Triton has an interpreter for a whole process: see test_triton.
+in_triton = pytest.mark.skipif(
+    devices.without_triton() is not None and "TRITON_INTERPRET" not in os.environ,
+    reason="Triton kernels need a GPU or their interpreter",
+)
+# Every kernel that can run here, where need be interpreted.
+backends = pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param(INTERPRETED if devices.without_mosaic() else MOSAIC, marks=mosaic),
+        pytest.param(
+            Triton(90) if devices.without_triton() else TRITON, marks=in_triton
+        ),
+    ],
+    ids=["mosaic", "triton"],
 )
 
 QUANTIZERS = {

@@ -17,9 +17,25 @@ from fp4jax.kernels.quantize import (
     quantize,
     reference,
 )
+from fp4jax.numerics import (
+    E2M1,
+    E4M3,
+    E5M2,
+    E8M0,
+    F32,
+    INT2,
+    UE5M3_FN,
+    UNIFORM,
+    Fresh,
+    Hadamard,
+    Quantizer,
+    Scale,
+    Stochastic,
+)
 from tests.kernels.cases import (
     QUANTIZERS,
     assert_equal,
+    backends,
     how,
     mosaic,
     on_cpu,
@@ -40,15 +56,14 @@ def by_kernels(backend, x, quantizer, **how):
     return backend.quantize(x, quantizer, **how)
 
 
-def check(x, quantizer, axis, outputs=tuple(Output)):
-    """Compares a kernel with the reference, interpreted where no device runs it."""
-    backend = INTERPRETED if devices.without_mosaic() else MOSAIC
+def check(backend, x, quantizer, axis, outputs=tuple(Output)):
+    """Compares a kernel with the reference."""
 
     def call(x):
         keywords = how(quantizer, axis) | {"outputs": outputs}
         return parts(by_kernels(backend, x, quantizer, **keywords))
 
-    found = Quantized(*(call if backend.interpreted else jax.jit(call))(x))
+    found = Quantized(*(call if backend == INTERPRETED else jax.jit(call))(x))
     expected = on_cpu(
         lambda x: reference.quantize(x, quantizer, **how(quantizer, axis)), x
     )
@@ -57,45 +72,80 @@ def check(x, quantizer, axis, outputs=tuple(Output)):
     assert_equal(found, expected)
 
 
-@mosaic
+@backends
 @pytest.mark.parametrize(
     "name, axis", [("uniform-rht-sr", 1), ("nvfp4-rht", 2), ("ti2d-sr", 2)]
 )
-def test_the_kernel_equals_the_reference(name, axis):
-    check(tensor((2, 64, 128), jnp.bfloat16), QUANTIZERS[name], axis)
+def test_the_kernel_equals_the_reference(name, axis, backend):
+    check(backend, tensor((2, 64, 128), jnp.bfloat16), QUANTIZERS[name], axis)
 
 
-@mosaic
+@backends
 @quantizers
 @axes
 @dtypes
-def test_every_kernel_equals_the_reference(name, axis, dtype):
-    check(tensor((2, 64, 128), dtype), QUANTIZERS[name], axis)
+def test_every_kernel_equals_the_reference(name, axis, dtype, backend):
+    check(backend, tensor((2, 64, 128), dtype), QUANTIZERS[name], axis)
 
 
-@mosaic
+# Of formats, rules and sizes that no recipe has.
+FURTHER = {
+    "int2-even-sr": Quantizer(INT2, 8, Scale(E8M0, rule="even"), rounding=Stochastic()),
+    "e5m2": Quantizer(E5M2, 32, Scale(F32)),
+    "e5m2-sr": Quantizer(E5M2, 32, Scale(E8M0), rounding=Stochastic()),
+    "e4m3-rht32-sr": Quantizer(
+        E4M3, 16, Scale(E8M0), rotation=Hadamard(32), rounding=Stochastic()
+    ),
+    "ue5m3-fn-rht128": Quantizer(
+        E2M1, 16, Scale(UE5M3_FN), tensor_scale=Fresh(), rotation=Hadamard(128)
+    ),
+    "e4m3-scale-rht64-sr": Quantizer(
+        E2M1, 16, Scale(E4M3), rotation=Hadamard(64), rounding=Stochastic()
+    ),
+    "squares-of-8": Quantizer(UNIFORM, (8, 8), Scale(E8M0)),
+}
+
+
+@backends
+@pytest.mark.parametrize("name", FURTHER)
+@axes
+def test_magnitudes_of_every_size(name, axis, backend):
+    if backend == INTERPRETED:
+        pytest.skip("interpreted it takes minutes")
+    quantizer, shape = FURTHER[name], (2, 128, 128)
+    values, sizes = jax.random.split(jax.random.key(3))
+    of_blocks = 2.0 ** jax.random.randint(sizes, (2, 16, 16), -60, 60)
+    of_elements = jnp.repeat(jnp.repeat(of_blocks, 8, 1), 8, 2)
+    x = jax.random.normal(values, shape) * of_elements
+    if quantizer.tensor_scale is None:
+        x = x.at[0, 40:43, 60].set(jnp.array([jnp.nan, jnp.inf, -jnp.inf]))
+    x = x.at[1, :64, :64].set(0.0).at[1, 3, 5].set(-1e-40)
+    check(backend, x, quantizer, axis)
+
+
+@backends
 @quantizers
 @axes
-def test_shapes_are_padded_to_what_the_kernel_takes(name, axis):
+def test_shapes_are_padded_to_what_the_kernel_takes(name, axis, backend):
     quantizer, x = QUANTIZERS[name], tensor((2, 40, 72), jnp.bfloat16)
     how_ = how(quantizer, axis)
     sizes = {"axis": axis, "other": how_["other"]}
-    assert INTERPRETED.why_not(x, quantizer, **sizes) is None
-    with KERNELS(Kernels(quantize=INTERPRETED)):
+    assert backend.why_not(x, quantizer, **sizes) is None
+    with KERNELS(Kernels(quantize=backend)):
         padded = quantize(x, quantizer, **how_)
     assert_equal(padded, reference.quantize(x, quantizer, **how_))
 
 
-@mosaic
+@backends
 @pytest.mark.parametrize("value", [jnp.nan, 0.0, 1e-40, 3e38])
 @pytest.mark.parametrize("name", ["uniform-rht-sr", "nvfp4-square", "ti2d-sr"])
-def test_edge_values(name, value):
+def test_edge_values(name, value, backend):
     x = tensor((2, 64, 128), jnp.float32).at[1, :16, 3].set(value)
     # A CPU gives NaNs signs, which no code of a NaN block should tell.
-    is_loose = devices.without_mosaic() and jnp.isnan(value)
+    is_loose = backend == INTERPRETED and jnp.isnan(value)
     outputs = [o for o in Output if o != Output.CODES or not is_loose]
     x = x.at[0].set(value if value == 0 else x[0])
-    check(x, QUANTIZERS[name], 2, outputs)
+    check(backend, x, QUANTIZERS[name], 2, outputs)
 
 
 @mosaic
@@ -151,8 +201,8 @@ def test_a_named_implementation_never_falls_back():
     x, quantizer = jnp.ones((256, 256)), QUANTIZERS["uniform"]
     with pytest.raises(NotImplementedError, match="'mosaic' cannot do this: .* got"):
         quantize(x, quantizer, outputs=[], axis=1, implementation="mosaic")
-    with pytest.raises(ValueError, match="one of mosaic, xla or None"):
-        quantize(x, quantizer, outputs=[], axis=1, implementation="triton")
+    with pytest.raises(ValueError, match="one of mosaic, triton, xla or None"):
+        quantize(x, quantizer, outputs=[], axis=1, implementation="cuda")
 
 
 @no_kernel

@@ -9,7 +9,7 @@ import jax
 
 from fp4jax.kernels.choice import chosen
 from fp4jax.kernels.quantize import call, partition, reference
-from fp4jax.kernels.quantize.backends import MOSAIC, Backend
+from fp4jax.kernels.quantize.backends import KERNELS_OF_GPUS, Backend
 from fp4jax.kernels.quantize.outputs import Output, Quantized
 from fp4jax.kernels.quantize.written import Written
 from fp4jax.numerics import Quantizer, Site
@@ -18,7 +18,7 @@ from fp4jax.numerics.blockwise import Blocks
 from fp4jax.numerics.blockwise import quantize_blocks as by_xla
 from fp4jax.numerics.groups import Groups
 
-Implementation = Literal["mosaic", "xla"]
+Implementation = Literal["mosaic", "triton", "xla"]
 _log = logging.getLogger(__name__)
 
 
@@ -55,8 +55,9 @@ def quantize(
         the column that of a whole run.
       site: which of the key's streams to draw from.
       implementation: "mosaic", a Pallas kernel for NVIDIA GPUs of compute capability
-        9.0 and later, or "xla", for every device; None: what `KERNELS` has, by
-        default "mosaic" where it can.
+        9.0 and later, "triton", one for those of 8.0 and later, which jax-triton calls,
+        or "xla", for every device; None: what `KERNELS` has, by default the first of
+        them that can.
 
     Raises:
       NotImplementedError: the implementation that is named cannot do this call here.
@@ -121,20 +122,28 @@ def _backend(
     implementation: Implementation | None,
 ) -> Backend | None:
     """Returns who quantizes, None if XLA does, which divides its work by itself."""
-    backend = MOSAIC if implementation else chosen().quantize or MOSAIC
-    if not backend.is_opaque:
-        return None
     axes = {"axis": axis, "other": other}
-    why = partition.why_not(x, quantizer, **axes)
-    why = why or backend.why_not(x, quantizer, **axes)
-    if why is None:
-        return backend
+    candidates = dict(KERNELS_OF_GPUS)
+    if implementation is not None:
+        candidates = {implementation: candidates[implementation]}
+    elif (backend := chosen().quantize) is not None:
+        if not backend.is_opaque:
+            return None
+        candidates = {type(backend).__name__: backend}
+    of_any = partition.why_not(x, quantizer, **axes)
+    reasons: dict[str, str] = {}
+    for name, backend in candidates.items():
+        why = of_any or backend.why_not(x, quantizer, **axes)
+        if why is None:
+            return backend
+        reasons[name] = why
     if implementation is not None:
         raise NotImplementedError(
-            f"quantize: implementation={implementation!r} cannot do this: {why}. Use "
-            "implementation='xla', or None to let the call choose."
+            f"quantize: implementation={implementation!r} cannot do this: "
+            f"{reasons[implementation]}. Use implementation='xla', or None to let the "
+            "call choose."
         )
-    _say(why)
+    _say("; ".join(f"{name} cannot, {why}" for name, why in reasons.items()))
     return None
 
 

@@ -165,4 +165,50 @@ class Mosaic(Backend):
         return devices.interpreter() if self.interpreted else None
 
 
+@dataclasses.dataclass(frozen=True)
+class Triton(Backend):
+    """Kernels in Triton, which take every shape.
+
+    Attributes:
+      capability: compute capability times 10 to compile for; None: that of the device.
+    """
+
+    capability: int | None = None
+    is_opaque: ClassVar[bool] = True
+
+    def why_not(self, x, quantizer, *, axis, other) -> str | None:
+        """Asks the device, where no other is named, then the kernel."""
+        why = None if self.capability else devices.without_triton()
+        if why is not None:
+            return why
+        if x.size == 0:
+            return f"x must not be empty, got shape={x.shape}"
+        from fp4jax.kernels.quantize import triton
+
+        return triton.unsupported(x, quantizer, axis=axis, other=other)
+
+    def multiples(self, shape, quantizer, *, axis, other) -> dict[int, int]:
+        """Programs mask what of their tile is beyond the array."""
+        del shape, quantizer, axis, other
+        return {}
+
+    def quantize(self, x, quantizer, **how) -> Quantized:
+        """Calls the kernel."""
+        from fp4jax.kernels.quantize import triton
+
+        return triton.quantize(x, quantizer, **how, capability=self.capability)
+
+    def amax(self, x, quantizer, *, axis, key, site) -> jax.Array:
+        """Calls the kernel of rotated arrays; XLA reads others as fast."""
+        if (rotation := quantizer.rotation) is None:
+            return blocks.amax(x)
+        from fp4jax.kernels.amax import triton
+
+        how: dict[str, Any] = {"axis": axis, "key": key, "site": site}
+        return triton.tensor_amax(x, rotation, **how, capability=self.capability)
+
+
 MOSAIC, INTERPRETED, XLA = Mosaic(), Mosaic(interpreted=True), Xla()
+TRITON = Triton()
+# Those of GPUs, the first that can is taken.
+KERNELS_OF_GPUS: dict[str, Backend] = {"mosaic": MOSAIC, "triton": TRITON}

@@ -1,6 +1,5 @@
 """Fused quantization on NVIDIA GPUs, in Pallas Mosaic GPU."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,21 +10,13 @@ from fp4jax.kernels import planes
 from fp4jax.kernels.devices import TILE_OF_SQUARES as TILE
 from fp4jax.kernels.devices import WARPGROUP
 from fp4jax.kernels.geometry import Geometry, Where
+from fp4jax.kernels.quantize import matrix
+from fp4jax.kernels.quantize.matrix import Scalars
 from fp4jax.kernels.quantize.outputs import Output, Quantized
 from fp4jax.kernels.runs import along
 from fp4jax.kernels.squares import SIDES, Squares
 from fp4jax.kernels.view import View
-from fp4jax.numerics import (
-    F32,
-    Quantizer,
-    Site,
-    Stochastic,
-    exact,
-    hadamard,
-    random_bits,
-    scaling,
-)
-from fp4jax.numerics.rounding import Nearest
+from fp4jax.numerics import F32, Quantizer
 
 _MAX_RUN = 128
 
@@ -35,66 +26,33 @@ def quantize(
     quantizer: Quantizer,
     *,
     outputs: Sequence[Output],
-    axis: int,
-    other: int | None = None,
-    key: jax.Array | None = None,
-    amax: jax.Array | None = None,
-    start: tuple[jax.Array, jax.Array] | None = None,
-    site: Site = Site.FPROP_X,
     interpret: Any = None,
+    **how: Any,
 ) -> Quantized:
-    """Quantizes an array as `reference.quantize` does, where `unsupported` is None.
+    """Quantizes an array as `matrix.quantize` does, where `unsupported` is None."""
 
-    Where there is a tensor scale, of an amax that is given.
-    """
-    view, rotation = View.of(x, axis), quantizer.rotation
-    signs = factor = noise = tensor_scale = None
-    if rotation is not None:
-        signs = hadamard.signs_of(rotation, key, site.signs_stream)
-    if quantizer.tensor_scale is not None:
-        assert amax is not None
-        factor = scaling.tensor_factor(amax, quantizer.tensor_scale, quantizer.grid.max)
-        tensor_scale = exact.reciprocal(factor)
-        factor = jnp.stack([factor, tensor_scale])
-    elif quantizer.scale.prescale is not None:
-        tensor_scale = jnp.float32(1 / quantizer.scale.prescale)
-    if quantizer.is_stochastic:
-        assert key is not None
-        noise = random_bits.place(key, site.rounding_stream, start)
-    found = quantize_matrix(
-        view.matrix,
-        quantizer,
-        axis=view.axis,
-        outputs=outputs,
-        scalars=Scalars(noise, factor, signs),
-        period=view.period,
-        width=view.width(quantizer.multiple),
-        interpret=interpret,
-    )
-    shapes = {
-        Output.SCALES: tuple(
-            n // quantizer.block_size if i in (axis, other) else n
-            for i, n in enumerate(x.shape)
+    def kernel(view: View, scalars: Scalars) -> dict[Output, jax.Array]:
+        return quantize_matrix(
+            view.matrix,
+            quantizer,
+            axis=view.axis,
+            outputs=outputs,
+            scalars=scalars,
+            period=view.period,
+            width=view.width(quantizer.multiple),
+            interpret=interpret,
         )
-    }
-    arrays = {
-        output: array.reshape(shapes.get(output, view.shape_of(array)))
-        for output, array in found.items()
-    }
-    return Quantized(
-        arrays, tensor_scale, None if signs is None else jnp.asarray(signs)
-    )
+
+    return matrix.quantize(x, quantizer, kernel, **how)
 
 
 def unsupported(
     x: jax.Array, quantizer: Quantizer, *, axis: int, other: int | None = None
 ) -> str | None:
     """Returns what of a call `quantize` cannot do, or None."""
-    rounding, run = quantizer.rounding, quantizer.multiple
-    if x.dtype not in (jnp.float32, jnp.bfloat16):
-        return f"x must be float32 or bfloat16, got {x.dtype}"
-    if quantizer.scale.candidates or not isinstance(rounding, Nearest | Stochastic):
-        return f"scales must be of one candidate, and rounding not {rounding}"
+    run = quantizer.multiple
+    if (why := matrix.unsupported(x, quantizer)) is not None:
+        return why
     if quantizer.is_square:
         return _unsupported_squares(x, quantizer, axis, other)
     if run % 8 or run > _MAX_RUN:
@@ -113,34 +71,11 @@ def _unsupported_squares(
         return f"square blocks must be of {SIDES}, got {quantizer.block_size}"
     if quantizer.rotation is not None:
         return "square blocks must not be rotated"
-    if {axis, other} != {x.ndim - 2, x.ndim - 1}:
-        return f"square blocks must lie along the last two axes, got {axis}, {other}"
+    if (why := matrix.unsupported_axes(x, axis, other)) is not None:
+        return why
     if not x.size or any(n % m for n, m in zip(x.shape[-2:], TILE, strict=True)):
         return f"the last two axes must be multiples of {TILE}, got shape={x.shape}"
     return None
-
-
-@dataclasses.dataclass(frozen=True)
-class Scalars:
-    """What a kernel reads besides its matrix.
-
-    Attributes:
-      noise: uint32 [4], two words of a key, row and column of the first element; None
-        where nothing is drawn.
-      factor: float32 [2], s_enc and 1 / s_enc of two levels, or None.
-      signs: of the rotation: numbers, or where they are drawn a float32 array; None
-        without a rotation.
-    """
-
-    noise: jax.Array | None = None
-    factor: jax.Array | None = None
-    signs: Sequence[float] | jax.Array | None = None
-
-    @property
-    def arrays(self) -> dict[str, jax.Array]:
-        """Those that are arrays, by name."""
-        fields = {"noise": self.noise, "factor": self.factor, "signs": self.signs}
-        return {k: v for k, v in fields.items() if isinstance(v, jax.Array)}
 
 
 def quantize_matrix(
@@ -149,9 +84,9 @@ def quantize_matrix(
     *,
     axis: int,
     outputs: Sequence[Output],
-    scalars: Scalars = Scalars(),
-    period: int | None = None,
-    width: int = 2,
+    scalars: Scalars,
+    period: int,
+    width: int,
     interpret: Any = None,
 ) -> dict[Output, jax.Array]:
     """Quantizes a matrix in blocks along one axis of it.
@@ -163,7 +98,7 @@ def quantize_matrix(
       outputs: what to write.
       scalars: further inputs.
       period: rows of each of several matrices that stand one above the other, where
-        `axis` is 0; None: there is one.
+        `axis` is 0.
       width: runs of each thread.
       interpret: as `plgpu.kernel` takes it.
 
@@ -175,7 +110,7 @@ def quantize_matrix(
         quantizer,
         shape=x.shape,
         axis=axis,
-        period=period or x.shape[0],
+        period=period,
         width=width,
         interpret=bool(interpret),
     )

@@ -1,0 +1,117 @@
+"""An array that a kernel for matrices quantizes."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fp4jax.kernels.quantize.outputs import Output, Quantized
+from fp4jax.kernels.view import View
+from fp4jax.numerics import (
+    Quantizer,
+    Site,
+    Stochastic,
+    exact,
+    hadamard,
+    random_bits,
+    scaling,
+)
+from fp4jax.numerics.rounding import Nearest
+
+
+@dataclasses.dataclass(frozen=True)
+class Scalars:
+    """What a kernel reads besides its matrix.
+
+    Attributes:
+      noise: uint32 [4], two words of a key, row and column of the first element; None
+        where nothing is drawn.
+      factor: float32 [2], s_enc and 1 / s_enc of two levels, or None.
+      signs: of the rotation: numbers, or where they are drawn a float32 array; None
+        without a rotation.
+    """
+
+    noise: jax.Array | None = None
+    factor: jax.Array | None = None
+    signs: Sequence[float] | jax.Array | None = None
+
+    @property
+    def arrays(self) -> dict[str, jax.Array]:
+        """Those that are arrays, by name."""
+        fields = {"noise": self.noise, "factor": self.factor, "signs": self.signs}
+        return {k: v for k, v in fields.items() if isinstance(v, jax.Array)}
+
+
+def quantize(
+    x: jax.Array,
+    quantizer: Quantizer,
+    kernel: Callable[[View, Scalars], dict[Output, jax.Array]],
+    *,
+    axis: int,
+    other: int | None = None,
+    key: jax.Array | None = None,
+    amax: jax.Array | None = None,
+    start: tuple[jax.Array, jax.Array] | None = None,
+    site: Site = Site.FPROP_X,
+) -> Quantized:
+    """Quantizes an array as `reference.quantize` does.
+
+    Where there is a tensor scale, of an amax that is given.
+
+    Args:
+      x: the array, which the kernel can quantize.
+      quantizer: what to make of it.
+      kernel: quantizes a matrix; returns its outputs.
+      axis: as of `reference.quantize`, and so on.
+      other: likewise.
+      key: likewise.
+      amax: likewise.
+      start: likewise.
+      site: likewise.
+    """
+    view, rotation = View.of(x, axis), quantizer.rotation
+    signs = factor = noise = tensor_scale = None
+    if rotation is not None:
+        signs = hadamard.signs_of(rotation, key, site.signs_stream)
+    if quantizer.tensor_scale is not None:
+        assert amax is not None
+        factor = scaling.tensor_factor(amax, quantizer.tensor_scale, quantizer.grid.max)
+        tensor_scale = exact.reciprocal(factor)
+        factor = jnp.stack([factor, tensor_scale])
+    elif quantizer.scale.prescale is not None:
+        tensor_scale = jnp.float32(1 / quantizer.scale.prescale)
+    if quantizer.is_stochastic:
+        assert key is not None
+        noise = random_bits.place(key, site.rounding_stream, start)
+    shape_of_scales = tuple(
+        n // quantizer.block_size if i in (axis, other) else n
+        for i, n in enumerate(x.shape)
+    )
+    arrays: dict[Output, Any] = {
+        output: array.reshape(
+            shape_of_scales if output == Output.SCALES else view.shape_of(array)
+        )
+        for output, array in kernel(view, Scalars(noise, factor, signs)).items()
+    }
+    return Quantized(
+        arrays, tensor_scale, None if signs is None else jnp.asarray(signs)
+    )
+
+
+def unsupported(x: jax.Array, quantizer: Quantizer) -> str | None:
+    """Returns what of a call no kernel can do, or None."""
+    rounding = quantizer.rounding
+    if x.dtype not in (jnp.float32, jnp.bfloat16):
+        return f"x must be float32 or bfloat16, got {x.dtype}"
+    if quantizer.scale.candidates or not isinstance(rounding, Nearest | Stochastic):
+        return f"scales must be of one candidate, and rounding not {rounding}"
+    return None
+
+
+def unsupported_axes(x: jax.Array, axis: int, other: int | None) -> str | None:
+    """Returns why squares do not lie in matrices, or None."""
+    if {axis, other} != {x.ndim - 2, x.ndim - 1}:
+        return f"square blocks must lie along the last two axes, got {axis}, {other}"
+    return None

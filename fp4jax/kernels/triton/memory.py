@@ -1,0 +1,192 @@
+"""Tiles in memory: where they lie, and which random bits belong to their elements."""
+
+from collections.abc import Mapping, Sequence
+
+import jax
+import jax.numpy as jnp
+import triton
+import triton.language as tl
+from jax import lax
+
+from fp4jax.numerics import random_bits
+
+_C1, _C2, _N = (tl.constexpr(n) for n in random_bits.ABSORBING)
+_F1, _F2 = (tl.constexpr(n) for n in random_bits.FINALIZING)
+_MESSAGE_BYTES = tl.constexpr(random_bits.MESSAGE_BYTES)
+
+
+def words(arrays: Mapping[str, jax.Array]) -> jax.Array:
+    """Returns arrays of 32-bit numbers as one, uint32; where there are none, [1]."""
+    if not arrays:
+        return jnp.zeros(1, jnp.uint32)
+    each = (lax.bitcast_convert_type(a, jnp.uint32) for a in arrays.values())
+    return jnp.concatenate(list(each))
+
+
+@triton.jit
+def number(word):
+    """Returns a float32 among words, [1, 1]."""
+    found = tl.load(word + tl.full((1, 1), 0, tl.int32))
+    return found.to(tl.float32, bitcast=True)
+
+
+@triton.constexpr_function
+def _negative(signs: Sequence[float]) -> tuple[int, ...]:
+    """Returns integers whose bits, from the lowest, say which signs are negative."""
+    words = (signs[i : i + 32] for i in range(0, len(signs), 32))
+    return tuple(sum((s < 0) << i for i, s in enumerate(word)) for word in words)
+
+
+@triton.jit
+def signs(word, SIGNS: tl.constexpr, K: tl.constexpr, SIZE: tl.constexpr):
+    """Returns the signs of runs of SIZE in a row of K elements, float32 [1, K].
+
+    Args:
+      word: where they begin, if they are no constants.
+      SIGNS: constants, or None.
+      K: a multiple of SIZE.
+      SIZE: of a run.
+    """
+    i = tl.arange(0, K)[None] % SIZE
+    if SIGNS is None:
+        return tl.load(word + i).to(tl.float32, bitcast=True)
+    else:
+        NEGATIVE: tl.constexpr = _negative(SIGNS)
+        bits = tl.full((1, K), NEGATIVE[0], tl.uint32)
+        for j in tl.static_range(1, len(NEGATIVE)):
+            bits = tl.where(i // 32 == j, NEGATIVE[j], bits)
+        return tl.where((bits >> (i % 32)) & 1 == 1, -1.0, 1.0)
+
+
+@triton.jit
+def place(TILES: tl.constexpr):
+    """Returns row and column of this program's tile in the grid."""
+    program = tl.program_id(0)
+    return program // TILES.grid[1], program % TILES.grid[1]
+
+
+@triton.jit
+def load(array, TILES: tl.constexpr):
+    """Returns this program's tile [f, k] of a matrix, 0 beyond it."""
+    SIZE: tl.constexpr = TILES.elements(array.dtype.element_ty.primitive_bitwidth)
+    first, inside, mask = _addresses(TILES, SIZE)
+    return _load(array + first + inside, mask, TILES.tile[TILES.axis] // SIZE)
+
+
+@triton.jit
+def store(array, x, TILES: tl.constexpr):
+    """Writes this program's tile [f, k] of a matrix."""
+    SIZE: tl.constexpr = TILES.elements(array.dtype.element_ty.primitive_bitwidth)
+    first, inside, mask = _addresses(TILES, SIZE)
+    x = x.to(array.dtype.element_ty)
+    _store(array + first + inside, x, mask, TILES.tile[TILES.axis] // SIZE)
+
+
+@triton.jit
+def _addresses(TILES: tl.constexpr, SIZE: tl.constexpr):
+    """Returns where a tile begins, and where from there a piece of it lies.
+
+    With it, which elements of the piece exist. SIZE is along the contraction axis; less
+    than all where that is 1.
+    """
+    row, column = place(TILES)
+    first_row = row.to(tl.int64) * TILES.tile[0]
+    first_column = column.to(tl.int64) * TILES.tile[1]
+    first = first_row * TILES.shape[1] + first_column
+    if TILES.axis == 1:
+        rows, columns = tl.arange(0, TILES.tile[0])[:, None], tl.arange(0, SIZE)[None]
+    else:
+        rows, columns = tl.arange(0, SIZE)[None], tl.arange(0, TILES.tile[1])[:, None]
+    mask = (rows >= 0) & (columns >= 0)
+    if not TILES.is_whole[0]:
+        mask &= rows < TILES.shape[0] - first_row
+    if not TILES.is_whole[1]:
+        mask &= columns < TILES.shape[1] - first_column
+    if TILES.is_wide:
+        rows = rows.to(tl.int64)
+    inside = rows * TILES.shape[1] + columns
+    if TILES.width is not None:
+        WIDTH: tl.constexpr = TILES.width
+        inside = tl.multiple_of(inside, [WIDTH, 1])
+    return first, inside, mask
+
+
+@triton.jit
+def _load(addresses, mask, COUNT: tl.constexpr):
+    """Returns pieces beside each other."""
+    if COUNT == 1:
+        return tl.load(addresses, mask=mask, other=0)
+    else:
+        distance = COUNT // 2 * addresses.shape[1]
+        first = _load(addresses, mask, COUNT // 2)
+        second = _load(addresses + distance, mask, COUNT // 2)
+        both = tl.permute(tl.join(first, second), (0, 2, 1))
+        return tl.reshape(both, (first.shape[0], 2 * first.shape[1]))
+
+
+@triton.jit
+def _store(addresses, x, mask, COUNT: tl.constexpr):
+    """Writes pieces that are beside each other."""
+    if COUNT == 1:
+        tl.store(addresses, x, mask=mask)
+    else:
+        both = tl.reshape(x, (x.shape[0], 2, x.shape[1] // 2))
+        first, second = tl.split(tl.permute(both, (0, 2, 1)))
+        distance = COUNT // 2 * addresses.shape[1]
+        _store(addresses, first, mask, COUNT // 2)
+        _store(addresses + distance, second, mask, COUNT // 2)
+
+
+@triton.jit
+def positions(TILES: tl.constexpr):
+    """Returns row [f, .] and half the column [., k / 2] of pairs of elements, uint32.
+
+    A row is an index along the free axes, a column one along the contraction axis.
+    """
+    row, column = place(TILES)
+    first = row.to(tl.uint32) * TILES.tile[0]
+    rest = column.to(tl.uint32) * TILES.tile[1]
+    if TILES.axis == 1:
+        pairs = tl.arange(0, TILES.tile[1] // 2)[None].to(tl.uint32) + rest // 2
+        free = tl.arange(0, TILES.tile[0])[:, None].to(tl.uint32) + first
+        return free // TILES.runs, free % TILES.runs * (TILES.tile[1] // 2) + pairs
+    else:
+        pairs = tl.arange(0, TILES.tile[0] // 2)[None].to(tl.uint32)
+        free = tl.arange(0, TILES.tile[1])[:, None].to(tl.uint32) + rest
+        HALF: tl.constexpr = TILES.period // 2
+        if TILES.period % TILES.tile[0] == 0:  # all in one matrix
+            matrix, pairs = first // TILES.period, first % TILES.period // 2 + pairs
+        else:
+            pairs += first // 2
+            matrix, pairs = pairs // HALF, pairs % HALF
+        return free + matrix * TILES.shape[1], pairs
+
+
+@triton.jit
+def uniform(words, row, half):
+    """Returns `random_bits.uniform16` of pairs of elements, uint32 [f, k].
+
+    Args:
+      words: address of `random_bits.place`.
+      row: from `positions`.
+      half: likewise.
+    """
+    h = _absorb(tl.full((1, 1), 0, tl.uint32), tl.load(words))
+    h = _absorb(h, tl.load(words + 1))
+    h = _absorb(h, row + tl.load(words + 2))
+    h = _absorb(h, half + (tl.load(words + 3) >> 1)) ^ _MESSAGE_BYTES
+    h = (h ^ (h >> 16)) * _F1
+    h = (h ^ (h >> 13)) * _F2
+    h = h ^ (h >> 16)
+    return tl.reshape(tl.join(h & 0xFFFF, h >> 16), (h.shape[0], 2 * h.shape[1]))
+
+
+@triton.jit
+def _absorb(h, word):
+    h = h ^ _rotated_left(word * _C1, 15) * _C2
+    return _rotated_left(h, 13) * 5 + _N
+
+
+@triton.jit
+def _rotated_left(x, COUNT: tl.constexpr):
+    return (x << COUNT) | (x >> (32 - COUNT))
