@@ -36,7 +36,7 @@ BREADTH = (
     r"kernels/test_(quantize.*(to_what|values|-sr-1).*triton|triton.*test_all_)",
     r"kernels/test_(planes.*\[(2|mxfp8)\]|partition.*they_lie\[nvfp4)",
     r"kernels/test_scaled_matmul.*(every_kernel|columns|lanes|f32-1-1|INT2|TO_2|-UE5M3_FN)",
-    r"ops/test_packed\.py.*(mxfp4|ti2d)",
+    r"ops/test_packed\.py.*(mxfp4|ti2d|weight)",
     r"ops/test_(fp8.*path\[ufp4|kernels.*divide\[nvfp4|packed_weight.*equal_bit\w+\[nvf)",
     r"recipes/test_(ti2d_oracle.*transposition\[\(33|fields.*\[ufp4-wgrad)",
     r"linen/test_inject.*(anew|inside_another|remat_ch|module_is_as|are_named|by_hand)",
