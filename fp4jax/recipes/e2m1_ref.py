@@ -9,13 +9,11 @@ from fp4jax.recipes.recipe import Dgrad, Fprop, Recipe, Wgrad, two_level
 def e2m1_ref(scale: Scale = Scale(), *, seed: int = 0) -> Recipe:
     """Returns E2M1 elements, one scale for 16, a Hadamard transform on wgrad only.
 
-    ====== ========================= =========================
-    GEMM   first operand             second operand
-    ====== ========================= =========================
-    fprop  x: nearest                w: nearest
-    dgrad  dy: stochastic            w: nearest
-    wgrad  x: RHT 16, nearest        dy: RHT 16, stochastic
-    ====== ========================= =========================
+    | GEMM  | first operand      | second operand         |
+    |-------|--------------------|------------------------|
+    | fprop | x: nearest         | w: nearest             |
+    | dgrad | dy: stochastic     | w: nearest             |
+    | wgrad | x: RHT 16, nearest | dy: RHT 16, stochastic |
 
     Args:
       scale: block scale; published with float32. A scale of 3 mantissa bits is made

@@ -10,13 +10,11 @@ from fp4jax.recipes.recipe import Dgrad, Fprop, Recipe, Wgrad
 def four_over_six() -> Recipe:
     """Returns `nvfp4` with the better of two scales for each block of x and w.
 
-    ====== ==================================== ===============================
-    GEMM   first operand                        second operand
-    ====== ==================================== ===============================
-    fprop  x: 1x16, 4/6, nearest                w: 16x16, 4/6, nearest
-    dgrad  dy: 1x16, stochastic                 w: 16x16, 4/6, nearest
-    wgrad  x: RHT 16, 1x16, 4/6, nearest        dy: RHT 16, 1x16, stochastic
-    ====== ==================================== ===============================
+    | GEMM  | first operand                 | second operand               |
+    |-------|-------------------------------|------------------------------|
+    | fprop | x: 1x16, 4/6, nearest         | w: 16x16, 4/6, nearest       |
+    | dgrad | dy: 1x16, stochastic          | w: 16x16, 4/6, nearest       |
+    | wgrad | x: RHT 16, 1x16, 4/6, nearest | dy: RHT 16, 1x16, stochastic |
 
     The scale that maps the amax of a block to 6 or to 4, whichever has the smaller mean
     absolute error, 6 where they are equal. The largest block of the tensor is scaled to

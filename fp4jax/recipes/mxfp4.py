@@ -17,13 +17,11 @@ from fp4jax.recipes.recipe import Dgrad, Fprop, Recipe, Wgrad
 def mxfp4(scale: Scale = Scale(E8M0, "floor")) -> Recipe:
     """Returns E2M1 elements under one power of two for 32.
 
-    ====== ======================= =======================
-    GEMM   first operand           second operand
-    ====== ======================= =======================
-    fprop  x: 1x32, nearest        w: 1x32, nearest
-    dgrad  dy: 1x32, stochastic    w: 1x32, nearest
-    wgrad  x: 1x32, nearest        dy: 1x32, stochastic
-    ====== ======================= =======================
+    | GEMM  | first operand        | second operand       |
+    |-------|----------------------|----------------------|
+    | fprop | x: 1x32, nearest     | w: 1x32, nearest     |
+    | dgrad | dy: 1x32, stochastic | w: 1x32, nearest     |
+    | wgrad | x: 1x32, nearest     | dy: 1x32, stochastic |
 
     Under the "floor" rule of OCP MX the elements above 6 clip, which biases also
     stochastic rounding; "truncation_free" does not clip.
@@ -51,13 +49,11 @@ def mxfp4(scale: Scale = Scale(E8M0, "floor")) -> Recipe:
 def mxfp4_tseng() -> Recipe:
     """Returns MXFP4 in the backward pass alone, unbiased.
 
-    ====== =================================== ===================================
-    GEMM   first operand                       second operand
-    ====== =================================== ===================================
-    fprop  x: BF16                             w: BF16
-    dgrad  dy: RHT 64, 3/4, 1x32, stochastic   w: RHT 64, 3/4, 1x32, stochastic
-    wgrad  x: RHT 64, 3/4, 1x32, stochastic    dy: RHT 64, 3/4, 1x32, stochastic
-    ====== =================================== ===================================
+    | GEMM  | first operand                     | second operand                    |
+    |-------|-----------------------------------|-----------------------------------|
+    | fprop | x: BF16                           | w: BF16                           |
+    | dgrad | dy: RHT 64, 3/4, 1x32, stochastic | w: RHT 64, 3/4, 1x32, stochastic  |
+    | wgrad | x: RHT 64, 3/4, 1x32, stochastic  | dy: RHT 64, 3/4, 1x32, stochastic |
 
     Elements are multiplied by 3/4, so that none clips under the "floor" rule, and the
     products by (4/3)^2. Signs are drawn anew in every step.

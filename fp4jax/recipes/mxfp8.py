@@ -9,13 +9,11 @@ from fp4jax.recipes.recipe import Dgrad, Fprop, Recipe, Wgrad
 def mxfp8(dy: Format = E4M3) -> Recipe:
     """Returns 8-bit elements under one power of two for 32, rounded to nearest.
 
-    ====== ================== ==================
-    GEMM   first operand      second operand
-    ====== ================== ==================
-    fprop  x: 1x32            w: 1x32
-    dgrad  dy: 1x32           w: 1x32
-    wgrad  x: 1x32            dy: 1x32
-    ====== ================== ==================
+    | GEMM  | first operand | second operand |
+    |-------|---------------|----------------|
+    | fprop | x: 1x32       | w: 1x32        |
+    | dgrad | dy: 1x32      | w: 1x32        |
+    | wgrad | x: 1x32       | dy: 1x32       |
 
     Args:
       dy: grid of the output gradient, `E4M3` or `E5M2`; E5M2 has been reported to

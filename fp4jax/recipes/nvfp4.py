@@ -18,13 +18,11 @@ from fp4jax.recipes.recipe import Dgrad, Fprop, Recipe, Wgrad
 def nvfp4() -> Recipe:
     """Returns E2M1 elements, E4M3 block scales, a float32 tensor scale.
 
-    ====== =============================== ===============================
-    GEMM   first operand                   second operand
-    ====== =============================== ===============================
-    fprop  x: 1x16, nearest                w: 16x16, nearest
-    dgrad  dy: 1x16, stochastic            w: 16x16, nearest
-    wgrad  x: RHT 16, 1x16, nearest        dy: RHT 16, 1x16, stochastic
-    ====== =============================== ===============================
+    | GEMM  | first operand            | second operand               |
+    |-------|--------------------------|------------------------------|
+    | fprop | x: 1x16, nearest         | w: 16x16, nearest            |
+    | dgrad | dy: 1x16, stochastic     | w: 16x16, nearest            |
+    | wgrad | x: RHT 16, 1x16, nearest | dy: RHT 16, 1x16, stochastic |
 
     Square weight blocks give fprop and dgrad the same weights. As published, the scales
     of stochastically rounded operands are not padded. The last blocks of a model stay

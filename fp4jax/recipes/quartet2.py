@@ -16,13 +16,11 @@ from fp4jax.recipes.recipe import Dgrad, Fprop, Recipe, Wgrad
 def quartet2() -> Recipe:
     """Returns NVFP4 with nearest elements throughout and an unbiased backward pass.
 
-    ====== ================================ ================================
-    GEMM   first operand                    second operand
-    ====== ================================ ================================
-    fprop  x: 1x16, 4/6, nearest            w: 1x16, 4/6, nearest
-    dgrad  dy: RHT 128, 1x16, MS-EDEN       Q(w): RHT 128, 1x16, MS-EDEN
-    wgrad  Q(x): RHT 128, 1x16, MS-EDEN     dy: RHT 128, 1x16, MS-EDEN
-    ====== ================================ ================================
+    | GEMM  | first operand                | second operand               |
+    |-------|------------------------------|------------------------------|
+    | fprop | x: 1x16, 4/6, nearest        | w: 1x16, 4/6, nearest        |
+    | dgrad | dy: RHT 128, 1x16, MS-EDEN   | Q(w): RHT 128, 1x16, MS-EDEN |
+    | wgrad | Q(x): RHT 128, 1x16, MS-EDEN | dy: RHT 128, 1x16, MS-EDEN   |
 
     The backward pass starts from the values that fprop rounded x and w to. Signs are
     drawn anew in every step. MS-EDEN rounds elements to nearest and corrects scales,

@@ -9,13 +9,11 @@ from fp4jax.recipes.recipe import Dgrad, Fprop, Recipe, Wgrad
 def ti2d(*, block: int = 32, sr_all: bool = False) -> Recipe:
     """Returns E2M1 elements in squares under a power of two that does not truncate.
 
-    ====== =========================== ===========================
-    GEMM   first operand               second operand
-    ====== =========================== ===========================
-    fprop  x: BxB, nearest             w: BxB, nearest
-    dgrad  dy: BxB, stochastic         w: BxB, nearest
-    wgrad  x: BxB, nearest             dy: that of dgrad
-    ====== =========================== ===========================
+    | GEMM  | first operand       | second operand    |
+    |-------|---------------------|-------------------|
+    | fprop | x: BxB, nearest     | w: BxB, nearest   |
+    | dgrad | dy: BxB, stochastic | w: BxB, nearest   |
+    | wgrad | x: BxB, nearest     | dy: that of dgrad |
 
     A square keeps its scale when the tensor is transposed, so that every GEMM sees the
     same x, w and dy. In a model, the query and key projections take `mxfp8`:

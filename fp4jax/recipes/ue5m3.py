@@ -15,13 +15,11 @@ def ue5m3(
 ) -> Recipe:
     """Returns E2M1 elements, UE5M3 block scales, a tensor scale held for some steps.
 
-    ====== ======================= =======================
-    GEMM   first operand           second operand
-    ====== ======================= =======================
-    fprop  x: 1x16, nearest        w: 16x16, nearest
-    dgrad  dy: 1x16, stochastic    w: 16x16, nearest
-    wgrad  x: 1x16, nearest        dy: 1x16, stochastic
-    ====== ======================= =======================
+    | GEMM  | first operand        | second operand       |
+    |-------|----------------------|----------------------|
+    | fprop | x: 1x16, nearest     | w: 16x16, nearest    |
+    | dgrad | dy: 1x16, stochastic | w: 16x16, nearest    |
+    | wgrad | x: 1x16, nearest     | dy: 1x16, stochastic |
 
     Five exponent bits leave room above the target for a tensor that grows while its
     amax is held, 137 times at 448. There is no rotation. As published, scales of

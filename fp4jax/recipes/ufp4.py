@@ -17,13 +17,11 @@ from fp4jax.recipes.recipe import Dgrad, Fprop, Recipe, Wgrad, two_level
 def ufp4(scale: Scale = Scale(), *, seed: int = 0) -> Recipe:
     """Returns the uniform recipe: E1M2 (INT4) elements, one scale for 16.
 
-    ====== ========================= =========================
-    GEMM   first operand             second operand
-    ====== ========================= =========================
-    fprop  x: RHT 16, nearest        w: RHT 16, nearest
-    dgrad  dy: RHT 16, stochastic    w: RHT 16, nearest
-    wgrad  x: RHT 16, nearest        dy: RHT 16, stochastic
-    ====== ========================= =========================
+    | GEMM  | first operand          | second operand         |
+    |-------|------------------------|------------------------|
+    | fprop | x: RHT 16, nearest     | w: RHT 16, nearest     |
+    | dgrad | dy: RHT 16, stochastic | w: RHT 16, nearest     |
+    | wgrad | x: RHT 16, nearest     | dy: RHT 16, stochastic |
 
     The uniform grid has no shrinking interior bins, and a rotation makes blocks
     near-Gaussian, on which it loses less than E2M1. The publication does not say how

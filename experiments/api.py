@@ -1,0 +1,73 @@
+"""Pages of what the library offers, from its docstrings: `pip install -e '.[docs]'`.
+
+    python -m experiments.api [--out api]
+
+Writes one page for each public package, and a search over them.
+"""
+
+import ast
+import importlib
+import inspect
+import types
+import warnings
+from pathlib import Path
+
+import tyro
+
+PACKAGES = (
+    "fp4jax",
+    "fp4jax.recipes",
+    "fp4jax.policies",
+    "fp4jax.numerics",
+    "fp4jax.nnx",
+    "fp4jax.linen",
+    "fp4jax.models",
+    "fp4jax.sharding",
+    "fp4jax.data",
+    "fp4jax.train",
+    "fp4jax.taps",
+    "fp4jax.kernels.choice",
+    "fp4jax.kernels.quantize",
+)
+
+
+def public(module: types.ModuleType) -> list[str]:
+    """Returns what a module offers: what it defines, and imports under its own name."""
+    names: list[str] = []
+    for node in ast.parse(inspect.getsource(module)).body:
+        match node:
+            case ast.ImportFrom(names=aliases):
+                names += [each.name for each in aliases if each.asname == each.name]
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                names.append(name)
+            case ast.Assign(targets=[ast.Name(id=name)]):
+                names.append(name)
+            case ast.AnnAssign(target=ast.Name(id=name)):
+                names.append(name)
+    return [
+        name
+        for name in names
+        if not name.startswith("_") and not inspect.ismodule(getattr(module, name))
+    ]
+
+
+def main(out: Path = Path("api")) -> None:
+    """Writes the pages.
+
+    Args:
+      out: folder, which need not exist.
+    """
+    import pdoc
+    import pdoc.render
+
+    for name in PACKAGES:
+        module = importlib.import_module(name)
+        setattr(module, "__all__", public(module))  # noqa: B010 - which pdoc obeys
+    warnings.filterwarnings("ignore", "Error parsing type annotation.*ArrayTree")
+    pdoc.render.configure(docformat="google", show_source=False)
+    pdoc.pdoc(*PACKAGES, r"!fp4jax\.\w+(\.\w+)+", *PACKAGES[-2:], output_directory=out)
+    print(f"{out / 'index.html'}: {len(PACKAGES)} pages")
+
+
+if __name__ == "__main__":
+    tyro.cli(main, description=__doc__)
