@@ -31,12 +31,17 @@ def main_runs(found: Found, model: str, assumed: float | None = None) -> list[Ru
 
 
 def queue(found: Found, assumed: float | None = None) -> list[Run]:
-    """Returns the runs: rates first, then three seeds, then the other policies."""
-    return [
-        run
-        for model, tokens in TOKENS.items()
-        for run in (*tuning(model, tokens), *main_runs(found, model, assumed))
-    ]
+    """Returns the runs: rates first, then three seeds, then the other policies.
+
+    The rates of the mixture are tried after those of the dense model are known.
+    """
+    runs: list[Run] = []
+    for model, tokens in TOKENS.items():
+        of_model = main_runs(found, model, assumed)
+        runs += [*tuning(model, tokens), *of_model]
+        if not of_model:
+            break
+    return runs
 
 
 def parts(found: Found, folder: Path) -> Mapping[str, str]:
