@@ -1,12 +1,11 @@
 """The block sizes that are fastest on the device that is here, for the table of them.
 
-    python -m experiments.kernels.tune [--kernels rows columns product] [--out FILE]
+    python -m experiments.kernels.tune [--kernels rows columns] [--out FILE]
 
 Times candidates of each kernel on matrices of several sizes, and prints the device's
 part of `fp4jax/kernels/block_sizes.py`.
 """
 
-import functools
 import itertools
 import math
 import sys
@@ -27,10 +26,10 @@ from fp4jax.kernels.block_sizes import Sizes
 from fp4jax.kernels.quantize import Output
 from fp4jax.kernels.scaled_matmul.backends import Mosaic
 from fp4jax.kernels.tile import Tile
-from fp4jax.numerics import Quantizer
+from fp4jax.numerics import Quantizer, hadamard
 from fp4jax.train import JsonLines
 
-Kernel = Literal["rows", "columns", "product"]
+Kernel = Literal["rows", "columns", "triton_rows", "triton_columns", "product"]
 KERNELS: tuple[Kernel, ...] = ("rows", "columns", "product")
 Time = Callable[[Kernel, tuple[int, int], Any], float]
 
@@ -44,12 +43,17 @@ _TILES = tuple(
 CANDIDATES: dict[Kernel, Sequence[Any]] = {
     "rows": _WIDTHS,
     "columns": _WIDTHS,
+    "triton_rows": _WIDTHS,
+    "triton_columns": _WIDTHS,
     "product": _TILES,
 }
 # Of matrices that are quantized, and of products of so many terms; smallest first.
+_MATRICES = ((2048, 2048), (16384, 8192))
 SHAPES: dict[Kernel, Sequence[tuple[int, int]]] = {
-    "rows": ((2048, 2048), (16384, 8192)),
-    "columns": ((2048, 2048), (16384, 8192)),
+    "rows": _MATRICES,
+    "columns": _MATRICES,
+    "triton_rows": _MATRICES,
+    "triton_columns": _MATRICES,
     "product": ((1024, 1024), (2048, 8192)),
 }
 _TERMS = 16384
@@ -108,25 +112,37 @@ def measured(kernel: Kernel, shape: tuple[int, int], size: Any) -> float:
 def _quantize_seconds(
     kernel: Kernel, shape: tuple[int, int], width: int, quantizer: Quantizer
 ) -> float:
-    from fp4jax.kernels.quantize import mosaic
-    from fp4jax.numerics import hadamard
+    from fp4jax.kernels.quantize import matrix, mosaic
 
     assert quantizer.rotation is not None
-    scalars = mosaic.Scalars(
+    scalars = matrix.Scalars(
         noise=jnp.arange(4, dtype=jnp.uint32) if quantizer.is_stochastic else None,
         factor=jnp.ones(2) if quantizer.tensor_scale is not None else None,
         signs=hadamard.signs_of(quantizer.rotation, None, 0),
     )
-    call = functools.partial(
-        mosaic.quantize_matrix,
-        quantizer=quantizer,
-        axis=0 if kernel == "columns" else 1,
-        outputs=(Output.OPERAND,),
-        scalars=scalars,
-        width=width,
-    )
+    of, axis = (Output.OPERAND,), 0 if kernel.endswith("columns") else 1
+    how: dict[str, Any] = {"axis": axis, "period": shape[0], "width": width}
+
+    def call(x: jax.Array) -> dict[Output, jax.Array]:
+        if not kernel.startswith("triton"):
+            return mosaic.quantize_matrix(
+                x, quantizer, outputs=of, scalars=scalars, **how
+            )
+        from fp4jax.kernels.quantize import triton
+        from fp4jax.kernels.triton import tiles
+
+        of_runs = tiles.of_runs(shape, size=quantizer.multiple, **how)
+        return triton.quantize_matrix(x, quantizer, of_runs, of, scalars)
+
     draw = jax.random.normal
     return seconds(call, [draw(key, shape, jnp.bfloat16) for key in _keys()])
+
+
+def _why_not(kernel: Kernel) -> str | None:
+    """Returns why a kernel cannot run here, or None."""
+    if kernel.startswith("triton"):
+        return devices.without_triton()
+    return devices.without_mosaic()
 
 
 def _product_seconds(shape: tuple[int, int], tile: Tile) -> float:
@@ -146,12 +162,13 @@ def main(*, kernels: tuple[Kernel, ...] = KERNELS, out: Path | None = None) -> i
     """Times candidates, and prints the table of those that are fastest.
 
     Args:
-      kernels: which: of blocks along rows, down columns, or products.
+      kernels: which: of blocks along rows, down columns, in Triton, or products.
       out: file to which times are added as JSON lines, with versions and device.
     """
-    if (why := devices.without_mosaic()) is not None:
-        print(f"error: {why}", file=sys.stderr)
-        return 1
+    for kernel in kernels:
+        if (why := _why_not(kernel)) is not None:
+            print(f"error: {kernel}: {why}", file=sys.stderr)
+            return 1
 
     def time(kernel: Kernel, shape: tuple[int, int], size: Any) -> float:
         taken = measured(kernel, shape, size)

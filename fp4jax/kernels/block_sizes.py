@@ -13,11 +13,14 @@ from fp4jax.kernels.tile import Tile
 # Of each kernel, what is best up to so many elements of a matrix that is quantized, or
 # of a product:
 #   rows, columns: runs of each thread, of blocks along a row or down the columns;
+#   triton_rows, triton_columns: these in Triton, where there are registers for them;
 #   product: the tile of a product of a packed operand.
 Sizes = dict[str, tuple[tuple[float, Any], ...]]
 ELSEWHERE: Sizes = {
     "rows": ((math.inf, 2),),
     "columns": ((math.inf, 2),),
+    "triton_rows": ((math.inf, 2),),
+    "triton_columns": ((math.inf, 2),),
     "product": ((math.inf, Tile()),),
 }
 TABLE: dict[str, Sizes] = {"NVIDIA H200": ELSEWHERE}

@@ -83,7 +83,7 @@ def quantize_matrix(
     tiles: Tiles,
     outputs: Sequence[Output],
     scalars: Scalars,
-    capability: int | None,
+    capability: int | None = None,
 ) -> dict[Output, jax.Array]:
     """Returns the outputs of a matrix, as many elements as they have.
 

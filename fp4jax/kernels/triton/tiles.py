@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+from fp4jax.kernels import block_sizes
 from fp4jax.kernels.triton.launch import THREADS
 
 _WIDEST = 16  # bytes that a thread loads at once
@@ -75,7 +76,14 @@ class Tiles:
         return min(size, 8 * self.piece // bits)
 
 
-def of_runs(shape: tuple[int, ...], *, axis: int, size: int, period: int) -> Tiles:
+def of_runs(
+    shape: tuple[int, ...],
+    *,
+    axis: int,
+    size: int,
+    period: int,
+    width: int | None = None,
+) -> Tiles:
     """Returns tiles of whole runs, which threads hold.
 
     Args:
@@ -83,8 +91,11 @@ def of_runs(shape: tuple[int, ...], *, axis: int, size: int, period: int) -> Til
       axis: that of the runs.
       size: elements of a run, which divide it.
       period: as of `Tiles`.
+      width: runs of a thread, if it has room for them; None: those of `block_sizes`.
     """
-    width = max(1, min(2, _ELEMENTS // size))
+    kernel = "triton_columns" if axis == 0 else "triton_rows"
+    width = width or block_sizes.best(kernel, math.prod(shape))
+    width = max(1, min(width, _ELEMENTS // size))
     rows, columns = shape
     if axis == 0:
         return Tiles(shape, (size, THREADS * width), 0, period, width=width)
