@@ -6,6 +6,8 @@ import jax
 import numpy as np
 import pytest
 
+from experiments import study
+from experiments.folder import read_log
 from experiments.operands import __main__ as command
 from experiments.operands import captures, cases, show
 from experiments.operands.captures import TINY, Source
@@ -44,16 +46,29 @@ def test_tables_of_known_rows():
             "20.00 +- 0.00",
             "+2.00 +- 0.00 (2 of 2 rise)",
         ),
+        *("0 to 2", "2"),
     ]
     assert line == f"| {' | '.join(cells)} |"
     assert (
         show.matrices(found).splitlines()[2].startswith("| mlp/down | 2.50 +- 0.50 |")
     )
+    # Crests of 2 and 3, six operands of each.
+    assert [line.split(" | ")[1:] for line in show.crests(found).splitlines()[2:]] == [
+        ["6", "-1.00 +- 0.00", "+2.00 +- 0.00", "6", "6", "0 to 6 |"],
+        ["6", "-3.00 +- 0.00", "+2.00 +- 0.00", "6", "6", "0 to 6 |"],
+    ]
     assert show.steps(found).splitlines()[2] == (
         "| fprop x | -2.00 +- 1.00 | +2.00 +- 0.00 |"
     )
     assert "nan" in show.products(found)  # a figure that is not finite stays seen
     assert show.scales(found).count("\n") == 2  # no line of what was not measured
+    assert "| UNIFORM x, w, RHT 16 | UNIFORM dy, none |" in show.scales(found)
+
+
+def test_the_readme_has_the_tables_of_the_rows():
+    found = Found(read_log(command.FOLDER / "results.jsonl"))
+    page = (command.FOLDER / "README.md").read_text("utf-8")
+    assert study.filled(page, show.parts(found)) == page
 
 
 def test_what_was_not_measured_is_named():
