@@ -1,9 +1,12 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fp4jax.kernels.quantize import Output, reference
+import fp4jax
+from fp4jax.kernels.fp8 import reference
 from fp4jax.numerics import (
     E2M1,
     E8M0,
@@ -27,18 +30,7 @@ def test_the_amax_of_squares(side, dtype):
 
     x = tensor((64, 256), dtype).at[40, 77].set(jnp.nan)
     found = mosaic.amax(x, side, interpret=interpreter())
-    blocks = np.asarray(x, np.float32).reshape(64 // side, side, 256 // side, side)
-    np.testing.assert_array_equal(found, np.abs(blocks).max((1, 3)))
-
-
-def encoded(x, quantizer, axis, powers, key):
-    from fp4jax.kernels.fp8 import mosaic
-
-    noise = None
-    if quantizer.is_stochastic:
-        noise = random_bits.place(key, Site.FPROP_X.rounding_stream, None)
-    how = {"axis": axis, "noise": noise, "interpret": interpreter()}
-    return mosaic.encode(x, quantizer, powers, **how)
+    np.testing.assert_array_equal(found, on_cpu(reference.amax, x, side))
 
 
 @mosaic
@@ -46,19 +38,34 @@ def encoded(x, quantizer, axis, powers, key):
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 @pytest.mark.parametrize("side", [16, 32])
 def test_a_matrix_and_its_transpose_in_e4m3(side, dtype, axis):
+    from fp4jax.kernels.fp8 import mosaic
+
     key, x = jax.random.key(3), tensor((64, 256), dtype)
     quantizer = Quantizer(E2M1, (side, side), Scale(E8M0), rounding=Stochastic())
     powers = 2.0 ** jax.random.randint(key, (2, 64 // side, 256 // side), -3, 1)
-    rows, columns = encoded(x, quantizer, axis, powers, key)
-    how = {"outputs": [Output.OPERAND], "axis": axis, "other": 1 - axis}
-    operand = on_cpu(
-        lambda x, key: reference.quantize(x, quantizer, key=key, **how), x, key
-    ).arrays[Output.OPERAND]
-    of_elements = np.kron(powers, np.ones((side, side), np.float32))
-    assert rows.dtype == columns.dtype == jnp.float8_e4m3fn
-    expected = np.asarray(operand, np.float32) * of_elements
-    np.testing.assert_array_equal(np.asarray(rows, np.float32), expected[0])
-    np.testing.assert_array_equal(np.asarray(columns, np.float32), expected[1].T)
+    start = jnp.uint32(32), jnp.uint32(64)
+    noise = random_bits.place(key, Site.FPROP_X.rounding_stream, start)
+    how = {"axis": axis, "noise": noise}
+    found = mosaic.encode(x, quantizer, powers, **how, interpret=interpreter())
+    of_reference = functools.partial(reference.encode, quantizer=quantizer, axis=axis)
+    expected = on_cpu(
+        lambda x, powers, noise: of_reference(x, powers=powers, noise=noise),
+        x,
+        powers,
+        noise,
+    )
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == b.dtype == jnp.float8_e4m3fn
+        np.testing.assert_array_equal(np.asarray(a, np.float32), np.float32(b))
+
+
+def test_the_reference_is_that_of_operands():
+    quantizer = Quantizer(UNIFORM, (16, 16), Scale(E8M0))
+    x = tensor((64, 256), jnp.bfloat16)
+    rows, columns = reference.encode(x, quantizer, jnp.ones((2, 4, 16)), axis=1)
+    operand = fp4jax.operand(fp4jax.quantize(x, quantizer, axis=1))
+    np.testing.assert_array_equal(rows, operand)
+    np.testing.assert_array_equal(columns.T, operand)
 
 
 @mosaic
