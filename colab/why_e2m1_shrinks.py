@@ -137,7 +137,7 @@ for grid in (E2M1, UNIFORM):
         etas.append(eta(*operands, Quantizer(grid, block=16)))
     left = stats.cumulative_shrinkage(jnp.array(etas)).product
     axis.plot(range(1, depth + 1), 100 * (left - 1), ".-", label=str(grid))
-axis.set(xlabel="layers", ylabel="what is left of the signal, % - 100")
+axis.set(xlabel="layers", ylabel="change of the signal, %")
 axis.legend()
 plt.show()
 

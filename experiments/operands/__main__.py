@@ -1,6 +1,6 @@
 """Measures what 4-bit grids make of the operands of a model in training.
 
-python -m experiments.operands --run runs/operands
+python -m experiments.operands
 python -m experiments.operands --show-only
 
 Trains a model in BF16 unless the run is there, captures three of its steps, and adds
@@ -8,7 +8,6 @@ what is missing to results.jsonl. Started again it goes on where it was stopped.
 writes the tables of the README and the figures.
 """
 
-import dataclasses
 import functools
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ import tyro
 
 from experiments.folder import Row
 from experiments.operands import cases, measure, show
-from experiments.operands.captures import TINY, Source, capture, train
+from experiments.operands.captures import Source, capture, train
 from experiments.operands.tiles import Tiles
 from experiments.study import Results
 
@@ -26,23 +25,25 @@ FOLDER = Path(__file__).parent
 
 def main(
     *,
-    run: Path = Path("runs/operands"),
-    out: Path = FOLDER,
+    run: Path | None = None,
+    out: Path | None = None,
     tiny: bool = False,
     show_only: bool = False,
 ) -> None:
     """Measures what is missing, and shows all.
 
     Args:
-      run: Folder of the training run and of the captures.
-      out: Folder of results.jsonl, of figures and, where there is one, of README.md.
-      tiny: A very small model, few steps and quantizers, half a minute; with a `run`
-        and an `out` of its own.
+      run: Folder of the training run and of the captures; by default runs/operands.
+      out: Folder of results.jsonl, of figures and, where there is one, of README.md;
+        by default that of this study.
+      tiny: A very small model, few steps and quantizers, half a minute; by default in
+        runs/operands-tiny.
       show_only: Measures nothing.
     """
+    source = Source.of(run, tiny=tiny)
+    out = out or (source.folder / FOLDER.name if tiny else FOLDER)
     results = Results(out / "results.jsonl")
     if not show_only:
-        source = dataclasses.replace(TINY if tiny else Source(folder=run), folder=run)
         measure_all(source, results, tiny=tiny)
     show.write(results, out)
 

@@ -38,7 +38,7 @@ class Source:
       settings: further ones of the run, such as "model.num_layers=2".
     """
 
-    folder: Path
+    folder: Path = Path("runs/operands")
     model: str = "dense_10m"
     steps: tuple[int, ...] = (100, 300, 600)
     length_of_run: int = 800
@@ -46,6 +46,12 @@ class Source:
     length: int = 128
     tokens: int = 256
     settings: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, folder: Path | None, *, tiny: bool) -> "Source":
+        """Returns the run of the studies, or the very small one, in a folder."""
+        found = TINY if tiny else cls()
+        return found if folder is None else dataclasses.replace(found, folder=folder)
 
     @property
     def flags(self) -> list[str]:
@@ -71,7 +77,7 @@ class Source:
 
 
 TINY = Source(
-    folder=Path(),
+    folder=Path("runs/operands-tiny"),
     model="tiny",
     steps=(1, 2),
     length_of_run=2,

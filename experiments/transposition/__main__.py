@@ -1,6 +1,6 @@
 """Measures what it costs that 1-D blocks change with the transpose, and 2-D ones not.
 
-python -m experiments.transposition --run runs/operands
+python -m experiments.transposition
 python -m experiments.transposition --show-only
 
 Takes the run and the captures of experiments.operands, which it makes unless they are
@@ -8,7 +8,6 @@ there, and adds what is missing to results.jsonl. Started again it goes on where
 stopped. Then it writes the tables of the README and the figure.
 """
 
-import dataclasses
 import functools
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 import tyro
 
 from experiments.folder import Row
-from experiments.operands.captures import TINY, Source, capture, train
+from experiments.operands.captures import Source, capture, train
 from experiments.operands.tiles import Tiles
 from experiments.study import Results
 from experiments.transposition import measure, show
@@ -26,23 +25,25 @@ FOLDER = Path(__file__).parent
 
 def main(
     *,
-    run: Path = Path("runs/operands"),
-    out: Path = FOLDER,
+    run: Path | None = None,
+    out: Path | None = None,
     tiny: bool = False,
     show_only: bool = False,
 ) -> None:
     """Measures what is missing, and shows all.
 
     Args:
-      run: Folder of the training run and of the captures.
-      out: Folder of results.jsonl, of the figure and, where there is one, of README.md.
-      tiny: A very small model, few steps and quantizers, half a minute; with a `run`
-        and an `out` of its own.
+      run: Folder of the training run and of the captures; by default runs/operands.
+      out: Folder of results.jsonl, of the figure and, where there is one, of README.md;
+        by default that of this study.
+      tiny: A very small model, few steps and quantizers, half a minute; by default in
+        runs/operands-tiny.
       show_only: Measures nothing.
     """
+    source = Source.of(run, tiny=tiny)
+    out = out or (source.folder / FOLDER.name if tiny else FOLDER)
     results = Results(out / "results.jsonl")
     if not show_only:
-        source = dataclasses.replace(TINY if tiny else Source(folder=run), folder=run)
         measure_all(source, results, tiny=tiny)
     show.write(results, out)
 
