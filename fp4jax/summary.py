@@ -94,6 +94,7 @@ def _figures(
     if recipe.source == "fprop" and site in _FROM_FPROP:
         q = _quantize(x, _FROM_FPROP[site], recipe, key)
         source = dequantize(dataclasses.replace(q, dtype=jnp.dtype(jnp.float32)))
+    axis = _CONTRACTED[site] % 2  # also of a dy that dgrad has drawn for both
     if recipe.share_dy and site == Site.WGRAD_DY:
         site = Site.DGRAD_DY
     q = _quantize(source, site, recipe, key)
@@ -111,9 +112,8 @@ def _figures(
     }
     quantizer = recipe.sites[site]
     if quantizer and recipe.compute == "fp8" and fp8.takes(quantizer):
-        axis, noise = _CONTRACTED[site] % 2, Noise(key)
         operand = make_operand(
-            source, quantizer, axis=axis, batch=0, site=site, noise=noise
+            source, quantizer, axis=axis, batch=0, site=site, noise=Noise(key)
         )
         fits = fp8.scaled(operand, quantizer).fits
         figures["fp8_fallback"] = 1 - fits.astype(jnp.float32)

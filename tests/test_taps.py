@@ -322,3 +322,13 @@ def test_a_summary_says_where_operands_are_not_exact_in_fp8():
     found = fp4jax.summarize(operands, recipe)
     rates = {site: float(figures["fp8_fallback"]) for site, figures in found.items()}
     assert rates == {"fprop_x": 1, "fprop_w": 0}
+
+
+@pytest.mark.parametrize("axis, site", [(0, "wgrad_dy"), (1, "dgrad_dy")])
+def test_a_shared_dy_is_exact_in_fp8_along_the_contraction(axis, site):
+    recipe = dataclasses.replace(recipes.ti2d(), compute="fp8")
+    near, far = jnp.ones((32, 32)), jnp.full((32, 32), 2.0**-20)
+    dy = jnp.concatenate([near, far], axis)
+    operands = Operands(jnp.ones((len(dy), 32)), jnp.ones((32, dy.shape[1])), dy)
+    found = fp4jax.summarize(operands, recipe, key=jax.random.key(0))
+    assert [name for name in found if found[name]["fp8_fallback"]] == [site]
