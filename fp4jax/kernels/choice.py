@@ -44,10 +44,33 @@ class Kernels:
     products: Products | None = None
     scaled_matmul: Any = None
 
+    def __post_init__(self):
+        for name, method in _METHODS.items():
+            value = getattr(self, name)
+            is_backend = hasattr(value, method) and not isinstance(value, type)
+            if value is not None and not is_backend:
+                raise TypeError(
+                    f"Kernels: {name} must be a backend of fp4jax.kernels.{name}, such "
+                    f"as its MOSAIC or XLA, or None, got {name}={value!r}."
+                )
+        if not isinstance(self.products, Products | None):
+            raise TypeError(
+                "Kernels: products must be Products, such as fp4jax.ops.mosaic.HOPPER, "
+                f"or None, got products={self.products!r}."
+            )
+
+
+# What a backend does, by which it is told from others.
+_METHODS = {"quantize": "quantize", "scaled_matmul": "multiply"}
 
 KERNELS: Any = jax.make_user_context(Kernels())
 
 
 def chosen() -> Kernels:
     """Returns the choice of the context."""
-    return KERNELS.value
+    found = KERNELS.value
+    if not isinstance(found, Kernels):
+        raise TypeError(
+            f"KERNELS: must be entered with Kernels(...), got KERNELS({found!r})."
+        )
+    return found
