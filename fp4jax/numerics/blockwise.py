@@ -96,8 +96,8 @@ def quantize_blocks(
     [t, a], says which. Entries of the first axis in one of `groups` share a tensor
     scale, and `amax` is then of shape [groups].
     """
-    _check(x, quantizer, key=key, amax=amax, groups=groups)
-    axis, other = _checked_axes(x, quantizer, axis=axis, other=other)
+    check(x, quantizer, key=key, amax=amax, groups=groups)
+    axis, other = checked_axes(x, quantizer, axis=axis, other=other)
     padded = _padded_shape(x.shape, quantizer, axis)
     tiling = _tiling(padded, quantizer, axis=axis, other=other)
     arrays = fp4_quantize(
@@ -278,13 +278,13 @@ def _best_candidate(
     )
 
 
-def _check(
+def check(
     x: jax.Array,
     quantizer: Quantizer,
     *,
     key: jax.Array | None,
     amax: jax.Array | None,
-    groups: Groups | None,
+    groups: Groups | None = None,
 ) -> None:
     """Raises where an argument cannot be honoured."""
     checks.check_float(x, "quantize", name="x")
@@ -312,7 +312,7 @@ def _check(
         )
 
 
-def _checked_axes(
+def checked_axes(
     x: jax.Array, quantizer: Quantizer, *, axis: int, other: int | None
 ) -> tuple[int, int | None]:
     """Returns the blocked axes, not negative; of a matrix, the other one by default."""

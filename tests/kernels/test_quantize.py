@@ -33,6 +33,7 @@ from fp4jax.numerics import (
     Stochastic,
 )
 from tests.kernels.cases import (
+    OPAQUE,
     QUANTIZERS,
     assert_equal,
     backends,
@@ -203,6 +204,32 @@ def test_a_named_implementation_never_falls_back():
         quantize(x, quantizer, outputs=[], axis=1, implementation="mosaic")
     with pytest.raises(ValueError, match="one of mosaic, triton, xla or None"):
         quantize(x, quantizer, outputs=[], axis=1, implementation="cuda")
+
+
+@pytest.mark.parametrize(
+    "name, change, complaint",
+    [
+        ("uniform-rht-sr", {"key": None}, "key must be a PRNG key"),
+        ("uniform", {"other": 0}, "other must be None unless blocks are squares"),
+        ("uniform", {"axis": 2}, "axis must"),
+        ("uniform", {"amax": 1.0}, "amax must be None unless"),
+        ("uniform", {"outputs": "codes"}, "outputs must be a sequence of operand, co"),
+        ("uniform", {"outputs": [3]}, "outputs must be a sequence"),
+    ],
+)
+def test_arguments_are_checked_whoever_quantizes(name, change, complaint):
+    arguments = {"outputs": [Output.CODES], "axis": 1, "key": jax.random.key(0)}
+    with KERNELS(Kernels(quantize=OPAQUE)), pytest.raises(ValueError, match=complaint):
+        quantize(jnp.ones((32, 64)), QUANTIZERS[name], **arguments | change)
+
+
+def test_axes_may_be_negative_or_left_out_whoever_quantizes():
+    x, quantizer = tensor((32, 64), jnp.float32), QUANTIZERS["nvfp4-square"]
+    expected = quantize(x, quantizer, outputs=[Output.SCALES], axis=1, other=0)
+    with KERNELS(Kernels(quantize=OPAQUE)):
+        found = quantize(x, quantizer, outputs=[Output.SCALES], axis=-1)
+    assert found.arrays[Output.SCALES].shape == (2, 4)
+    assert_equal(found, expected)
 
 
 @no_kernel

@@ -12,7 +12,7 @@ from fp4jax.kernels.quantize import call, partition, reference
 from fp4jax.kernels.quantize.backends import KERNELS_OF_GPUS, Backend
 from fp4jax.kernels.quantize.outputs import Output, Quantized
 from fp4jax.kernels.quantize.written import Written
-from fp4jax.numerics import Quantizer, Site
+from fp4jax.numerics import Quantizer, Site, blockwise
 from fp4jax.numerics.blocks import Tiling
 from fp4jax.numerics.blockwise import Blocks
 from fp4jax.numerics.blockwise import quantize_blocks as by_xla
@@ -47,8 +47,8 @@ def quantize(
       x: float32 or bfloat16 array; its gradient is not taken.
       quantizer: what to make of it.
       outputs: which arrays to write.
-      axis: the contraction axis, not negative.
-      other: the second axis of square blocks.
+      axis: the contraction axis.
+      other: the second axis of square blocks; of a matrix, by default the other one.
       key: for quantizers that draw.
       amax: float32 [], of the rotated array, where a tensor scale is held.
       start: uint32 row and column of the first element, where x is a part of an array;
@@ -69,6 +69,9 @@ def quantize(
             f"{', '.join(get_args(Implementation))} or None, got "
             f"implementation={implementation!r}."
         )
+    _check_outputs(outputs)
+    blockwise.check(x, quantizer, key=key, amax=amax)
+    axis, other = blockwise.checked_axes(x, quantizer, axis=axis, other=other)
     how: dict[str, Any] = {"axis": axis, "other": other, "key": key}
     how |= {"amax": amax, "start": start, "site": site}
     backend = None
@@ -145,6 +148,14 @@ def _backend(
         )
     _say("; ".join(f"{name} cannot, {why}" for name, why in reasons.items()))
     return None
+
+
+def _check_outputs(outputs: Sequence[Output]) -> None:
+    if isinstance(outputs, str) or not set(outputs) <= set(Output):
+        raise ValueError(
+            f"quantize: outputs must be a sequence of {', '.join(Output)}, got "
+            f"outputs={outputs!r}."
+        )
 
 
 def _cut(
