@@ -200,8 +200,10 @@ no_kernel = pytest.mark.skipif(not devices.without_mosaic(), reason="it runs her
 @no_kernel
 def test_a_named_implementation_never_falls_back():
     x, quantizer = jnp.ones((256, 256)), QUANTIZERS["uniform"]
-    with pytest.raises(NotImplementedError, match="'mosaic' cannot do this: .* got"):
-        quantize(x, quantizer, outputs=[], axis=1, implementation="mosaic")
+    for name in ("mosaic", "triton"):
+        complaint = f"'{name}' cannot do this: .* got .* implementation='xla'"
+        with pytest.raises(NotImplementedError, match=complaint):
+            quantize(x, quantizer, outputs=[], axis=1, implementation=name)
     with pytest.raises(ValueError, match="one of mosaic, triton, xla or None"):
         quantize(x, quantizer, outputs=[], axis=1, implementation="cuda")
 

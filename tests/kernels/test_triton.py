@@ -11,7 +11,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import fp4jax
+from fp4jax import recipes
 from fp4jax.kernels import devices
+from fp4jax.kernels.choice import KERNELS, Kernels
 from fp4jax.kernels.quantize import MOSAIC, TRITON, Output, api
 from fp4jax.kernels.quantize.backends import Triton
 from fp4jax.numerics import E2M1, Hadamard, Quantizer
@@ -132,6 +135,24 @@ def test_lowers_for_cuda(name, axis):
     text = jax.jit(operand).trace(x).lower(lowering_platforms=("cuda",)).as_text()
     kernels = 2 if name == "nvfp4-rht" else 1
     assert text.count("triton_kernel_call") == kernels
+
+
+@compiles
+def test_gradients_of_lanes_call_kernels():
+    pytest.importorskip("jax_triton", exc_type=ImportError)
+    key, recipe = jax.random.key(0), recipes.nvfp4()
+
+    def loss(x, w):
+        y = fp4jax.dot_general(x, w, (((1,), (0,)), ((), ())), recipe=recipe, key=key)
+        return jnp.sum(jnp.square(y))
+
+    gradients = jax.vmap(jax.grad(jax.checkpoint(loss), (0, 1)), (0, None))
+    with KERNELS(Kernels(quantize=Triton(90))):
+        program = jax.make_jaxpr(gradients)(jnp.ones((2, 32, 64)), jnp.ones((64, 32)))
+    text = str(program)
+    # In both passes, the forward one twice, and both amaxes of what is rotated.
+    assert text.count("triton_kernel_call[") >= 8
+    assert "amax_of_tile" in text and "quantize_tile" in text
 
 
 def interpreted(*arguments):

@@ -6,6 +6,8 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
 
+_UNWRITTEN, _BESIDE = 77, 4096
+
 
 class Memory:
     """An array as the interpreter takes those of PyTorch."""
@@ -30,15 +32,24 @@ class Memory:
 
 
 def launch(kernel, *arrays, out_types, programs, capability=None, **constants):
-    """Does what `fp4jax.kernels.triton.launch.launch` does, one program at a time."""
+    """Does what `fp4jax.kernels.triton.launch.launch` does, one program at a time.
+
+    Nothing may be written beside the outputs.
+    """
     del capability
 
     def call(*arrays):
-        found = [np.ascontiguousarray(a) for a in arrays]
-        # What is not written is not what it should be.
-        found += [np.full(t.shape, 77, t.dtype) for t in out_types]
-        kernel[(programs,)](*map(Memory, found), **constants)
-        return tuple(found[len(arrays) :])
+        read = [np.ascontiguousarray(a) for a in arrays]
+        wider = [np.full(t.size + 2 * _BESIDE, _UNWRITTEN, t.dtype) for t in out_types]
+        found = [
+            x[_BESIDE:-_BESIDE].reshape(t.shape)
+            for x, t in zip(wider, out_types, strict=True)
+        ]
+        kernel[(programs,)](*map(Memory, [*read, *found]), **constants)
+        for x in wider:
+            beside = np.concatenate([x[:_BESIDE], x[-_BESIDE:]])
+            assert np.all(beside == np.full(1, _UNWRITTEN, x.dtype))
+        return tuple(found)
 
     return jax.pure_callback(call, tuple(out_types), *arrays)
 
