@@ -185,5 +185,5 @@ def quantize_tile(
     if WRITES[2]:
         FORMAT: tl.constexpr = QUANTIZER.scale.format
         if FORMAT != _F32:
-            scale = arithmetic.magnitude_code(scale, FORMAT)
+            scale = arithmetic.scale_code(scale, FORMAT)
         memory.store(scales, scale, TILES.per(FREE, SIZE))

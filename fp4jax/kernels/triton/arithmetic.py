@@ -159,8 +159,8 @@ def round_stochastic(t, uniform, FORMAT: tl.constexpr):
     # 2^16 / step, as a product of powers of two is a sum of exponents.
     inverse = float_of(_bits_of_number(1.5 * 2.0**39) - bits_of(anchor) + _ONE)
     steps = ((tl.abs(t) * inverse).to(tl.uint32) + uniform) >> 16
-    steps = steps.to(tl.int32)
-    return float_of(bits_of(anchor) + tl.where(t < 0, -steps, steps)) - anchor
+    anchor = float_of(bits_of(anchor) | (bits_of(t) & ~_MAGNITUDE))  # with its sign
+    return float_of(bits_of(anchor) + steps.to(tl.int32)) - anchor
 
 
 @triton.jit
@@ -182,23 +182,28 @@ def _anchor(t, FORMAT: tl.constexpr):
 
 
 @triton.jit
-def magnitude_code(x, FORMAT: tl.constexpr):
-    """Returns `formats.magnitude_code`."""
-    M: tl.constexpr = FORMAT.mantissa_bits
-    FIRST: tl.constexpr = (FORMAT.emin + 126) << M
-    is_below = x < 2.0**FORMAT.emin
-    field = bits_of(tl.where(is_below, x + 2.0**FORMAT.emin, x)) >> (23 - M)
-    code = field - tl.where(is_below, FIRST + (1 << M), FIRST)
-    if FORMAT.nan_code is not None:
-        code = tl.where(x != x, FORMAT.nan_code, code)
-    return code
+def scale_code(x, FORMAT: tl.constexpr):
+    """Returns `formats.magnitude_code` of scales."""
+    return tl.where(x == x, _magnitude_code(x, FORMAT), FORMAT.nan_code)
 
 
 @triton.jit
 def signed_code(x, GRID: tl.constexpr):
-    """Returns `formats.signed_code`."""
-    magnitude = magnitude_code(tl.abs(x), GRID)
-    return tl.where(x < 0, magnitude | (1 << GRID.magnitude_bits), magnitude)
+    """Returns `formats.signed_code` of elements, of which zero has no sign."""
+    SIGN: tl.constexpr = GRID.magnitude_bits
+    sign = (bits_of(x) >> (31 - SIGN)) & (1 << SIGN)
+    return sign | _magnitude_code(tl.abs(x), GRID)
+
+
+@triton.jit
+def _magnitude_code(x, FORMAT: tl.constexpr):
+    """Returns codes of magnitudes that are members of a format.
+
+    Times a power of two, its lowest binade is that of float32, subnormals included, and
+    codes are what begins a pattern.
+    """
+    unit = tl.full((1, 1), 2.0 ** (-126 - FORMAT.emin), tl.float32)
+    return bits_of(x * unit) >> (23 - FORMAT.mantissa_bits)
 
 
 @triton.jit
