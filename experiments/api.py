@@ -8,6 +8,7 @@ Writes one page for each public package, and a search over them.
 import ast
 import importlib
 import inspect
+import sys
 import types
 import warnings
 from pathlib import Path
@@ -51,14 +52,18 @@ def public(module: types.ModuleType) -> list[str]:
     ]
 
 
-def main(out: Path = Path("api")) -> None:
-    """Writes the pages.
+def main(out: Path = Path("api")) -> int:
+    """Writes the pages; the exit status is 2 where pdoc is missing.
 
     Args:
       out: folder, which need not exist.
     """
-    import pdoc
-    import pdoc.render
+    try:
+        import pdoc
+        import pdoc.render
+    except ModuleNotFoundError as error:
+        print(f"error: {error}. Install '.[docs]'.", file=sys.stderr)
+        return 2
 
     for name in PACKAGES:
         module = importlib.import_module(name)
@@ -67,7 +72,8 @@ def main(out: Path = Path("api")) -> None:
     pdoc.render.configure(docformat="google", show_source=False)
     pdoc.pdoc(*PACKAGES, r"!fp4jax\.\w+(\.\w+)+", *PACKAGES[-2:], output_directory=out)
     print(f"{out / 'index.html'}: {len(PACKAGES)} pages")
+    return 0
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    sys.exit(tyro.cli(main, description=__doc__))

@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from rich.table import Table
 
 import fp4jax
 from experiments import record, terminal
+from experiments.kernels import arguments
 from experiments.kernels.chosen import Grouped, choice
 from experiments.kernels.in_turn import ProcessDied, in_turn
 from experiments.kernels.timing import of_compiled
@@ -154,9 +155,9 @@ def rows(
 
 
 def main(
-    shape: str = "64x32768x2048x1024",
+    shape: arguments.Groups = (64, 32768, 2048, 1024),
     *,
-    names: tuple[str, ...] = tuple(CASES),
+    names: tuple[Annotated[str, arguments.one_of(CASES)], ...] = tuple(CASES),
     jobs: int = 1,
     limit: float = 120.0,
     out: Path | None = None,
@@ -171,11 +172,10 @@ def main(
         ended; one job has no limit.
       out: file to which rows are added as JSON lines, with versions, device and commit.
     """
-    e, m, k, n = map(int, shape.split("x"))
     if jobs > 1:  # each takes memory as it needs it
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     table = Table("case", "ms", "again", "TFLOP/s", "rate over einsum")
-    for row in rows((e, m, k, n), names, jobs=jobs, limit=limit):
+    for row in rows(shape, names, jobs=jobs, limit=limit):
         print(f"{row['case']}: {row.get('error', row.get('milliseconds'))}")
         if out is not None:
             with JsonLines(out) as file:

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,7 @@ from rich.table import Table
 
 import fp4jax
 from experiments import record
+from experiments.kernels import arguments
 from experiments.kernels.timing import measurements
 from fp4jax import recipes
 from fp4jax.numerics import E8M0, Scale
@@ -28,6 +29,7 @@ from fp4jax.train import FP8_OPTIONS, JsonLines
 
 _MATRICES = (((1,), (0,)), ((), ()))
 _BASE = "bf16"
+LAYERS = (16384, 2048, 8192), (16384, 4096, 14336)
 RECIPES: dict[str, Callable[[], Recipe]] = {
     _BASE: recipes.bf16,
     "e2m1_ref": recipes.e2m1_ref,
@@ -72,9 +74,9 @@ def operands(m: int, k: int, n: int, *, seed: int) -> tuple[jax.Array, ...]:
 
 
 def main(
-    shapes: tuple[str, ...] = ("16384x2048x8192", "16384x4096x14336"),
+    shapes: tuple[arguments.Layer, ...] = LAYERS,
     *,
-    names: tuple[str, ...] = tuple(RECIPES),
+    names: tuple[Annotated[str, arguments.one_of(RECIPES)], ...] = tuple(RECIPES),
     out: Path | None = None,
 ) -> None:
     """Times linear layers.
@@ -85,8 +87,7 @@ def main(
       out: file to which rows are added as JSON lines, with versions, device and commit.
     """
     table = Table("m x k x n", "recipe", "ms", "again", "TFLOP/s", "over bf16")
-    for text in shapes:
-        m, k, n = map(int, text.split("x"))
+    for m, k, n in shapes:
         inputs = [operands(m, k, n, seed=seed) for seed in (0, 1)]
         base = None
         for name in names:
@@ -103,7 +104,7 @@ def main(
             }
             ms = [f"{t:.3f}" for t in row["milliseconds"]]
             ratio = f"{row['ratio']:.3f}" if "ratio" in row else ""
-            table.add_row(text, name, *ms, f"{row['teraflops']:.0f}", ratio)
+            table.add_row(f"{m}x{k}x{n}", name, *ms, f"{row['teraflops']:.0f}", ratio)
             if out is not None:
                 with JsonLines(out) as file:
                     file.write(row | record.setting())

@@ -11,7 +11,7 @@ results of kernel and XLA, whose sums have another order, are compared.
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments import record
+from experiments.kernels import arguments
+from experiments.kernels.linear import LAYERS
 from experiments.kernels.timing import measurements
 from fp4jax import recipes
 from fp4jax.kernels.quantize import Output, Quantized, Written, quantize
@@ -139,9 +141,9 @@ def _difference(found: jax.Array, expected: jax.Array) -> jax.Array:
 
 
 def main(
-    shapes: tuple[str, ...] = ("16384x2048x8192", "16384x4096x14336"),
+    shapes: tuple[arguments.Layer, ...] = LAYERS,
     *,
-    names: tuple[str, ...] = tuple(RECIPES),
+    names: tuple[Annotated[str, arguments.one_of(RECIPES)], ...] = tuple(RECIPES),
     out: Path | None = None,
 ) -> None:
     """Times products of packed operands.
@@ -161,8 +163,8 @@ def main(
         "over xla",
         "differs",
     )
-    for text in shapes:
-        m, k, n = map(int, text.split("x"))
+    for m, k, n in shapes:
+        text = f"{m}x{k}x{n}"
         for name in names:
             for product in products(RECIPES[name](), m, k, n):
                 row = {"shape": [m, k, n], "recipe": name, "product": product.name}

@@ -7,6 +7,8 @@ written, that was seen in this run. The copy is timed twice, to show the noise.
 """
 
 import dataclasses
+import itertools
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments import record
+from experiments.kernels import arguments
 from experiments.kernels.timing import copy_seconds, seconds
 from fp4jax import recipes
 from fp4jax.kernels.quantize import Implementation, Output, quantize
@@ -117,13 +120,13 @@ def measure(
 
 
 def main(
-    shapes: tuple[str, ...] = ("16384x8192",),
+    shapes: tuple[arguments.Matrix, ...] = ((16384, 8192),),
     *,
     implementations: tuple[Implementation, ...] = ("xla", "mosaic"),
     only: str = "",
     out: Path | None = None,
-) -> None:
-    """Times fused quantization.
+) -> int:
+    """Times fused quantization; the exit status is 2 if there is no such case.
 
     Args:
       shapes: of the bfloat16 matrices, such as 16384x8192.
@@ -131,19 +134,29 @@ def main(
       only: a part of the names of the cases to time; all by default.
       out: file to which rows are added as JSON lines, with versions, device and commit.
     """
+    console, cases = Console(), [case for case in CASES if only in case.name]
+    if not cases:
+        names = "; ".join(case.name for case in CASES)
+        print(
+            f"error: --only: must be in one of {names}, got {only!r}", file=sys.stderr
+        )
+        return 2
     table = Table("case", "shape", "by", "us", "TB/s", "copy us", "again", "ratio")
-    for text in shapes:
-        rows, _, columns = text.partition("x")
-        for case in CASES:
-            if only not in case.name:
-                continue
-            for implementation in implementations:
-                row = measure(case, (int(rows), int(columns)), implementation)
-                table.add_row(case.name, text, implementation, *_numbers(row))
-                if out is not None:
-                    with JsonLines(out) as file:
-                        file.write(row | record.setting())
-    Console().print(table)
+    for shape, case, implementation in itertools.product(
+        shapes, cases, implementations
+    ):
+        try:
+            row = measure(case, shape, implementation)
+        except NotImplementedError as error:
+            console.print(f"{case.name}: {error}")
+            continue
+        text = "x".join(map(str, shape))
+        table.add_row(case.name, text, implementation, *_numbers(row))
+        if out is not None:
+            with JsonLines(out) as file:
+                file.write(row | record.setting())
+    console.print(table)
+    return 0
 
 
 def _numbers(row: dict[str, Any]) -> list[str]:
@@ -154,4 +167,4 @@ def _numbers(row: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    sys.exit(tyro.cli(main, description=__doc__))

@@ -19,6 +19,7 @@ from rich.table import Table
 
 from experiments import footprint, plan, presets, terminal
 from experiments.devices import DEVICES
+from experiments.kernels import arguments
 from experiments.presets import ExperimentConfig
 from fp4jax import policies, sharding
 from fp4jax.train import JsonLines
@@ -27,7 +28,10 @@ _GIB = 2**30
 
 
 def main(
-    steps: Path, *, cases: tuple[str, ...] = ("bf16",), out: Path | None = None
+    steps: arguments.File,
+    *,
+    cases: tuple[str, ...] = ("bf16",),
+    out: Path | None = None,
 ) -> int:
     """Compares plans with measured steps.
 

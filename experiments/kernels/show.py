@@ -6,16 +6,17 @@ python -m experiments.kernels.show steps.jsonl [families.jsonl ...]
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import tyro
+
+from experiments.kernels import arguments
 
 _GIB = 2**30
 _HEAD = ("model", "tokens", "case", "ms", "tokens/s", "MFU", "over the first", "GiB")
 
 
-def main(files: tyro.conf.Positional[tuple[Path, ...]]) -> None:
+def main(files: tyro.conf.Positional[tuple[arguments.File, ...]]) -> None:
     """Prints the rows of files, a row of `experiments.kernels.step` a line."""
     lines = [line for path in files for line in path.read_text("utf-8").splitlines()]
     print(markdown([json.loads(line) for line in lines]))

@@ -109,13 +109,14 @@ class JsonLines:
     """A log of one JSON object a line, on disk as soon as it is written.
 
     Args:
-      path: of the file, which is made, or written on at its end.
+      path: of the file, which is made, with its folder, or written on at its end.
 
     Raises:
       OSError: the file cannot be made; on `write`, the disk is full, for instance.
     """
 
     def __init__(self, path: Path | str):
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         # Without a buffer, which `close` would try to write again on a full disk.
         self._file = open(path, "ab", buffering=0)
 

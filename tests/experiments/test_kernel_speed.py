@@ -5,8 +5,9 @@ import json
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tyro
 
-from experiments.kernels import chosen, grouped, linear, packed, quantize, timing
+from experiments.kernels import chosen, grouped, linear, packed, quantize, show, timing
 from fp4jax.kernels.choice import Kernels
 from fp4jax.kernels.quantize import XLA
 from fp4jax.ops.grouped_matmul import RAGGED
@@ -16,7 +17,7 @@ def test_writes_rows_versions_and_device(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(timing, "_BLOCK_SECONDS", 1e-6)
     monkeypatch.setattr(quantize, "CASES", quantize.CASES[:1])
     out = tmp_path / "speed.jsonl"
-    quantize.main(("32x64",), implementations=("xla",), out=out)
+    quantize.main(((32, 64),), implementations=("xla",), out=out)
     row = json.loads(out.read_text())
     assert row["bytes"] == 2 * 2 * 32 * 64
     assert row["ratio_to_copy"] == row["microseconds"] / row["copy_microseconds"]
@@ -24,15 +25,39 @@ def test_writes_rows_versions_and_device(tmp_path, capsys, monkeypatch):
     assert "UNIFORM rows, RHT16" in capsys.readouterr().out
 
 
-def test_a_kernel_that_cannot_run_here_raises():
-    with pytest.raises(NotImplementedError, match="'mosaic' cannot do this"):
-        quantize.measure(quantize.CASES[0], (256, 256), "mosaic")
+def test_a_kernel_that_cannot_run_here_says_why(capsys):
+    only = quantize.CASES[0].name
+    assert quantize.main(((256, 256),), implementations=("mosaic",), only=only) == 0
+    assert "implementation='mosaic' cannot do this" in capsys.readouterr().out
+
+
+def test_a_case_that_there_is_not_is_an_error(capsys):
+    assert quantize.main(only="nope") == 2
+    assert "E2M1 rows, RHT16; " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "main, argv",
+    [
+        (quantize.main, ["--shapes", "12xx3"]),
+        (linear.main, ["--shapes", "0x64x64"]),
+        (linear.main, ["--names", "nope"]),
+        (packed.main, ["--names", "bf16"]),
+        (grouped.main, ["--shape", "2x256x128"]),
+        (show.main, ["/nowhere/steps.jsonl"]),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_measured(main, argv, capsys):
+    with pytest.raises(SystemExit) as ended:
+        tyro.cli(main, args=argv)
+    assert ended.value.code == 2
+    assert argv[-1] in capsys.readouterr().err
 
 
 def test_a_linear_layer_is_timed_over_bf16(tmp_path, monkeypatch):
     monkeypatch.setattr(timing, "_BLOCK_SECONDS", 1e-6)
     out = tmp_path / "linear.jsonl"
-    linear.main(("32x32x32",), names=("bf16", "mxfp4, FP8"), out=out)
+    linear.main(((32, 32, 32),), names=("bf16", "mxfp4, FP8"), out=out)
     bf16, mxfp4 = map(json.loads, out.read_text().splitlines())
     assert bf16["ratio"] == 1
     expected = min(mxfp4["milliseconds"]) / min(bf16["milliseconds"])
@@ -47,7 +72,7 @@ def test_products_of_what_is_packed_are_timed(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(packed, "products", lambda *_: (dw,))
     monkeypatch.setattr(packed, "MOSAIC", packed.XLA)
     out = tmp_path / "packed.jsonl"
-    packed.main(("64x32x96",), names=("mxfp4",), out=out)
+    packed.main(((64, 32, 96),), names=("mxfp4",), out=out)
     row = json.loads(out.read_text())
     assert row["mosaic"] == row["xla"] == row["decoded"] == [2e-6, 2e-6]
     assert row["difference"] == 0 and row["product"] == "dw"
@@ -59,7 +84,7 @@ def test_a_layer_without_bf16_has_no_ratio(tmp_path, monkeypatch):
         linear, "measurements", lambda *_, count, options: [0.1] * count
     )
     out = tmp_path / "linear.jsonl"
-    linear.main(("32x32x32",), names=("ti2d", "bf16", "ufp4"), out=out)
+    linear.main(((32, 32, 32),), names=("ti2d", "bf16", "ufp4"), out=out)
     rows = map(json.loads, out.read_text().splitlines())
     assert [row.get("ratio") for row in rows] == [None, 1, 1]
 
@@ -82,7 +107,7 @@ def test_grouped_products_are_timed_over_an_einsum(tmp_path, capsys, monkeypatch
     monkeypatch.setattr(timing, "_BLOCK_SECONDS", 1e-6)
     out = tmp_path / "grouped.jsonl"
     names = ("lax.ragged_dot", "bf16, hopper")
-    assert grouped.main("2x256x128x128", names=names, out=out) == 0
+    assert grouped.main((2, 256, 128, 128), names=names, out=out) == 0
     einsum, plain, hopper = map(json.loads, out.read_text().splitlines())
     assert einsum["rate_over_einsum"] == 1 and plain["rate_over_einsum"] > 0
     assert "error" in hopper  # those kernels do not run on a CPU
@@ -98,7 +123,7 @@ def test_without_a_yardstick_there_is_no_rate(capsys, monkeypatch):
     einsum, bf16 = grouped.rows((2, 8, 8, 8), ["bf16"])
     assert einsum["error"] == "out of memory"
     assert bf16["teraflops"] > 0 and "rate_over_einsum" not in bf16
-    assert grouped.main("2x8x8x8", names=("bf16",)) == 0
+    assert grouped.main((2, 8, 8, 8), names=("bf16",)) == 0
     assert "out of memory" in capsys.readouterr().out
 
 

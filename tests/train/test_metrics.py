@@ -47,7 +47,7 @@ def test_evaluation_in_both_units():
 
 
 def test_lines_are_on_disk_as_soon_as_written(tmp_path):
-    path = tmp_path / "metrics.jsonl"
+    path = tmp_path / "new" / "metrics.jsonl"
     with JsonLines(path) as log:
         log.write({"step": 1, "loss": 6.25})
         log.write({"step": 2, "mfu": None})
