@@ -2,8 +2,8 @@
 
     python -m experiments.kernels.quantize [--shapes 16384x8192] [--out FILE]
 
-Prints a table of times; ratios are to the fastest copy of as many bytes, read and
-written, that was seen in this run. The copy is timed twice, to show the noise.
+Prints a table of times, of each case and of a copy twice, to show the noise. Ratios are
+of the faster times, to that of a copy of as many bytes, read and written, and to XLA's.
 """
 
 import dataclasses
@@ -16,12 +16,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import tyro
-from rich.console import Console
 from rich.table import Table
 
-from experiments import record
+from experiments import record, terminal
 from experiments.kernels import arguments
-from experiments.kernels.timing import copy_seconds, seconds
+from experiments.kernels.timing import copy_seconds, measurements
 from fp4jax import recipes
 from fp4jax.kernels.quantize import Implementation, Output, quantize
 from fp4jax.numerics import (
@@ -105,16 +104,18 @@ def measure(
     inputs = [jax.random.normal(key, shape, jnp.bfloat16) for key in keys]
     written = jax.tree.leaves(jax.eval_shape(function, inputs[0]))
     moved = sum(x.size * x.dtype.itemsize for x in (inputs[0], *written))
-    taken, copied = seconds(function, inputs), copy_seconds(moved)
+    taken, again = sorted(measurements(function, inputs, count=2))
+    copied, copied_again = sorted(copy_seconds(moved) for _ in range(2))
     return {
         "case": case.name,
         "shape": list(shape),
         "implementation": implementation,
         "microseconds": 1e6 * taken,
+        "again_microseconds": 1e6 * again,
         "bytes": moved,
         "terabytes_per_second": moved / taken / 1e12,
         "copy_microseconds": 1e6 * copied,
-        "copy_again_microseconds": 1e6 * copy_seconds(moved),
+        "copy_again_microseconds": 1e6 * copied_again,
         "ratio_to_copy": taken / copied,
     }
 
@@ -130,18 +131,22 @@ def main(
 
     Args:
       shapes: of the bfloat16 matrices, such as 16384x8192.
-      implementations: which to time, each in turn.
+      implementations: which to time, each in turn; without xla before others, these
+        have no ratio to it.
       only: a part of the names of the cases to time; all by default.
       out: file to which rows are added as JSON lines, with versions, device and commit.
     """
-    console, cases = Console(), [case for case in CASES if only in case.name]
+    console, cases = (
+        terminal.console(140),
+        [case for case in CASES if only in case.name],
+    )
     if not cases:
         names = "; ".join(case.name for case in CASES)
         print(
             f"error: --only: must be in one of {names}, got {only!r}", file=sys.stderr
         )
         return 2
-    table = Table("case", "shape", "by", "us", "TB/s", "copy us", "again", "ratio")
+    table, by_xla = Table(*_COLUMNS), {}
     for shape, case, implementation in itertools.product(
         shapes, cases, implementations
     ):
@@ -150,6 +155,10 @@ def main(
         except NotImplementedError as error:
             console.print(f"{case.name}: {error}")
             continue
+        if implementation == "xla":
+            by_xla[shape, case] = row["microseconds"]
+        if (shape, case) in by_xla:
+            row["ratio_to_xla"] = row["microseconds"] / by_xla[shape, case]
         text = "x".join(map(str, shape))
         table.add_row(case.name, text, implementation, *_numbers(row))
         if out is not None:
@@ -159,11 +168,20 @@ def main(
     return 0
 
 
+_COLUMNS = (
+    *("case", "shape", "by", "us", "again", "MB", "TB/s"),
+    *("copy us", "again", "over copy", "over xla"),
+)
+
+
 def _numbers(row: dict[str, Any]) -> list[str]:
-    names = ("copy_microseconds", "copy_again_microseconds")
-    times = [f"{row[name]:.0f}" for name in ("microseconds", *names)]
-    rate = f"{row['terabytes_per_second']:.2f}"
-    return [times[0], rate, *times[1:], f"{row['ratio_to_copy']:.2f}"]
+    taken, copied = (
+        [f"{row[f'{name}microseconds']:.0f}" for name in (first, f"{first}again_")]
+        for first in ("", "copy_")
+    )
+    moved = f"{row['bytes'] / 1e6:.0f}", f"{row['terabytes_per_second']:.2f}"
+    over_xla = f"{row['ratio_to_xla']:.2f}" if "ratio_to_xla" in row else ""
+    return [*taken, *moved, *copied, f"{row['ratio_to_copy']:.2f}", over_xla]
 
 
 if __name__ == "__main__":

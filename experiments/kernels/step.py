@@ -30,8 +30,13 @@ from fp4jax.train import JsonLines
 from fp4jax.train.metrics import utilization
 
 _GIB = 2**30
-_TINY = {"model": "tiny", "batch": 4, "sequence": 64, "documents": 2}
-_TINY_NAMES = ("bf16", "ue5m3", "ti2d+fp8+packed")
+_TINY: dict[str, Any] = {
+    "model": "tiny",
+    "names": ("bf16", "ue5m3", "ti2d+fp8+packed"),
+    "batch": 4,
+    "sequence": 64,
+    "documents": 2,
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,7 +70,8 @@ class Arguments:
     out: Path | None = None
     """file to which rows are added as JSON lines, with versions, device and commit."""
     tiny: bool = False
-    """a small model and few cases, for a look on any device."""
+    """a small model and few cases, where no others are named, for a look on any
+    device."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,10 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         Arguments, prog="python -m experiments.kernels.step", args=argv
     )
     if arguments.tiny:
-        names = [name for name in arguments.names if name in _TINY_NAMES]
-        arguments = dataclasses.replace(
-            arguments, **_TINY, names=tuple(names) or arguments.names
-        )
+        arguments = _tiny(arguments)
     if arguments.jobs > 1:  # each takes memory as it needs it
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     rows = []
@@ -95,6 +98,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1 if any("error" in row for row in rows) else 0
 
 
+def _tiny(arguments: Arguments) -> Arguments:
+    """Returns small sizes and few cases, where none were asked for."""
+    default = Arguments()
+    small = {
+        name: value
+        for name, value in _TINY.items()
+        if getattr(arguments, name) == getattr(default, name)
+    }
+    return dataclasses.replace(arguments, **small)
+
+
 def run(arguments: Arguments) -> Iterator[dict[str, Any]]:
     """Yields a row for each case, once it is measured.
 
@@ -103,6 +117,11 @@ def run(arguments: Arguments) -> Iterator[dict[str, Any]]:
       ModuleNotFoundError: a case takes a library that is not there.
     """
     config = configure(arguments)
+    if not 1 <= arguments.documents <= arguments.sequence:
+        raise ValueError(
+            "--documents: must be from 1 to the tokens of a row, "
+            f"{arguments.sequence}, got {arguments.documents}."
+        )
     for name in arguments.names:
         cases.find(name, config)  # raises
     base = None

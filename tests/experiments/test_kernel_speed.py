@@ -21,6 +21,7 @@ def test_writes_rows_versions_and_device(tmp_path, capsys, monkeypatch):
     row = json.loads(out.read_text())
     assert row["bytes"] == 2 * 2 * 32 * 64
     assert row["ratio_to_copy"] == row["microseconds"] / row["copy_microseconds"]
+    assert row["ratio_to_xla"] == 1 and row["microseconds"] <= row["again_microseconds"]
     assert row["device"]["platform"] == "cpu" and "jax" in row["versions"]
     assert "UNIFORM rows, RHT16" in capsys.readouterr().out
 

@@ -57,6 +57,22 @@ def test_an_unknown_case_is_named(name):
         cases.policy_of(name, config())
 
 
+@pytest.mark.parametrize("documents", ["0", "65"])
+def test_a_row_has_a_document_and_documents_have_tokens(documents, capsys):
+    assert step.main(["--tiny", "--names", "bf16", "--documents", documents]) == 2
+    expected = f"from 1 to the tokens of a row, 64, got {documents}"
+    assert expected in capsys.readouterr().err
+
+
+def test_small_sizes_are_of_what_was_not_asked_for(monkeypatch):
+    asked = []
+    monkeypatch.setattr(step, "run", lambda arguments: asked.append(arguments) or [])
+    assert step.main(["--tiny", "--batch", "8", "--names", "ufp4"]) == 0
+    (found,) = asked
+    assert (found.model, found.batch, found.sequence) == ("tiny", 8, 64)
+    assert found.names == ("ufp4",)
+
+
 def test_every_case_that_is_measured_by_default_exists():
     names = list(cases.known())
     assert names[0] == "bf16" and cases.QWIX in names
