@@ -2,30 +2,44 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from experiments import study
-from experiments.folder import Row
+from experiments.folder import Row, number
 from experiments.presets import REFERENCE
 
-_SMOOTHED = 5  # means of losses
+_SMOOTHED = 5  # means of losses, or as many as there are
 _SETTLED = 0.2  # of a run: what comes before is not shown
 
 
-def curves(rows: Sequence[Row]) -> dict[str, NDArray]:
-    """Returns the training losses of each policy, means over its seeds and smoothed."""
+class Curve(NamedTuple):
+    """Training losses, means over seeds and smoothed.
+
+    Attributes:
+      ends: how many losses of a run each value comes after.
+      values: in nats a token; NaN where a run diverged.
+    """
+
+    ends: NDArray
+    values: NDArray
+
+
+def curves(rows: Sequence[Row]) -> dict[str, Curve]:
+    """Returns the training losses of each policy."""
     by_policy: dict[str, list[list[float]]] = {}
     for row in rows:
-        by_policy.setdefault(row["policy"], []).append(row["losses"])
-    window = np.ones(_SMOOTHED) / _SMOOTHED
+        by_policy.setdefault(row["policy"], []).append(list(map(number, row["losses"])))
     found = {}
     for policy, losses in by_policy.items():
         shortest = min(map(len, losses))
-        mean = np.mean([x[:shortest] for x in losses], axis=0, dtype=float)
-        found[policy] = np.convolve(mean, window[:shortest], mode="valid")
+        mean = np.mean([x[:shortest] for x in losses], axis=0)
+        size = min(_SMOOTHED, shortest)
+        smooth = np.convolve(mean, np.full(size, 1 / size), mode="valid")
+        found[policy] = Curve(np.arange(size, shortest + 1), smooth)
     return found
 
 
@@ -40,13 +54,13 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     losses, gaps = figure.subplots(1, 2)
     found, row = curves(rows), rows[0]
     each = row["at_once"] * row["rows"] * row["length"] / 1e6
-    for policy, curve in found.items():
-        tokens = each * (np.arange(len(curve)) + min(_SMOOTHED, len(curve)))
-        first = int(_SETTLED * len(curve))
-        line = losses.plot(tokens[first:], curve[first:], label=policy, lw=1.2)[0]
+    for policy, (ends, values) in found.items():
+        tokens, first = each * ends, int(_SETTLED * len(values))
+        line = losses.plot(tokens[first:], values[first:], label=policy, lw=1.2)[0]
         if policy != REFERENCE and REFERENCE in found:
-            both = min(len(curve), len(found[REFERENCE]))
-            gap = 100 * (curve[:both] / found[REFERENCE][:both] - 1)
+            reference = found[REFERENCE].values
+            both = min(len(values), len(reference))
+            gap = 100 * (values[:both] / reference[:both] - 1)
             x = tokens[first:both]
             gaps.plot(x, gap[first:], label=policy, color=line.get_color(), lw=1.2)
     losses.set(xlabel="million tokens", ylabel="training loss, nats/token")

@@ -1,10 +1,11 @@
 """What the studies have found so far, all of them together."""
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from experiments.folder import Row, read_log
+from experiments.folder import Row, number, read_log
 from experiments.many_runs.run import Run
 
 _FOLDER = Path(__file__).parent.parent
@@ -22,7 +23,7 @@ class Found:
     """
 
     def __init__(self, rows: Iterable[Row]):
-        by_run = {_run(row): row for row in reversed(list(rows))}
+        by_run = {Run.of(row): row for row in reversed(list(rows))}
         self.rows = list(reversed(by_run.values()))
         self._by_run = by_run
 
@@ -45,14 +46,11 @@ class Found:
         return [row for run in runs if (row := self.row(run)) is not None]
 
 
-def _run(row: Row) -> Run:
-    return Run(**{name: row[name] for name in Run.__dataclass_fields__})
-
-
 def loss(row: Row, domain: str = "all", forward: str = "bf16") -> float:
-    """Returns the held-out loss of a row, in nats a token.
+    """Returns the held-out loss of a row, in nats a token; NaN if the run diverged.
 
     A model whose forward pass is not quantized has one of them.
     """
     by_forward = row["heldout"]
-    return by_forward.get(forward, by_forward["bf16"])[domain]["loss"]
+    found = number(by_forward.get(forward, by_forward["bf16"])[domain]["loss"])
+    return math.nan if row["diverged"] else found

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from experiments.folder import Row
 from experiments.many_runs.found import loss
@@ -21,8 +21,8 @@ class Gap:
     Attributes:
       policy: its name.
       losses: held-out, of every seed.
-      gaps: percent, in high precision.
-      own_gaps: percent, with the forward pass of the policy.
+      gaps: percent, in high precision; NaN where one of both diverged.
+      own_gaps: likewise, with the forward pass of the policy.
       tokens_per_s: the fastest.
       diverged: how many runs did.
     """
@@ -76,15 +76,23 @@ def gaps(rows: Sequence[Row], domain: str = "all") -> list[Gap]:
 
 
 def spread(found: Sequence[Gap]) -> float | None:
-    """Returns the standard deviation of a gap over seeds, pooled over policies.
+    """Returns the standard deviation of a gap over seeds, pooled over policies."""
+    return pooled(each.gaps for each in found if each.policy != REFERENCE)
 
-    None where no policy but BF16 has two seeds.
+
+def pooled(groups: Iterable[Sequence[float]]) -> float | None:
+    """Returns the standard deviation within groups, of their finite values.
+
+    s^2 = sum (x - mean of its group)^2 / sum (size of a group - 1)
+
+    None where no group has two values.
     """
-    seeded = [g.gaps for g in found if len(g.gaps) > 1 and g.policy != REFERENCE]
-    if not seeded:
+    finite = ([x for x in group if math.isfinite(x)] for group in groups)
+    several = [group for group in finite if len(group) > 1]
+    if not several:
         return None
-    freedom = sum(len(values) - 1 for values in seeded)
-    squares = sum(statistics.variance(v) * (len(v) - 1) for v in seeded)
+    freedom = sum(len(group) - 1 for group in several)
+    squares = sum(statistics.variance(g) * (len(g) - 1) for g in several)
     return math.sqrt(squares / freedom)
 
 

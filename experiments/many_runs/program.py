@@ -1,5 +1,6 @@
 """The compiled program of some steps, on batches that are cut out on the device."""
 
+import dataclasses
 import functools
 import time
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from experiments.many_runs.run import Run
 from experiments.many_runs.text import Text
 from fp4jax import policies, recipes, train
 from fp4jax.models import Transformer
-from fp4jax.train import OptimConfig, Optimizer, TrainState
+from fp4jax.train import Optimizer, TrainState
 from fp4jax.train.step import Metrics
 
 
@@ -65,9 +66,8 @@ def functions(run: Run, vocab_size: int) -> Functions:
     rates are arguments, and runs of any rate and length share a program.
     """
     shape, policy = run.shape(vocab_size), run.whole_policy(vocab_size)
-    unit = train.make_optimizer(
-        OptimConfig(lr=1.0, schedule="constant", warmup=0.0), steps=1
-    )
+    constant = dataclasses.replace(run.optim, lr=1.0, schedule="constant", warmup=0.0)
+    unit = train.make_optimizer(constant, steps=1)
 
     def at_rate(rate: Any) -> Optimizer:
         transform = optax.chain(unit.transform, optax.scale(rate))
@@ -79,10 +79,10 @@ def functions(run: Run, vocab_size: int) -> Functions:
 
     model = nnx.eval_shape(lambda: make(0, 0))
     graph = nnx.graphdef(model)
-    forwards = {"own": graph}
-    if all(policy.recipe(path).fprop == recipes.Fprop() for path in shape.layer_paths):
-        forwards = {}
     model.set_policy(policies.bf16(shape))
+    forwards = {"bf16": nnx.graphdef(model)}
+    if any(policy.recipe(path).fprop != recipes.Fprop() for path in shape.layer_paths):
+        forwards["own"] = graph
 
     def start(seed: jax.Array, noise: jax.Array) -> TrainState:
         return train.make_state(make(seed, noise), at_rate(1.0).transform)[1]
@@ -96,7 +96,6 @@ def functions(run: Run, vocab_size: int) -> Functions:
 
         return lax.scan(one, state, (rows, rates))
 
-    forwards = {"bf16": nnx.graphdef(model)} | forwards
     return Functions(start, advance, forwards, train.compiler_options(graph))
 
 

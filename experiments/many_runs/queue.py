@@ -131,9 +131,9 @@ def _name(run: Run) -> str:
 
 
 def _say(row: Row) -> None:
-    name = _name(Run(**{f.name: row[f.name] for f in dataclasses.fields(Run)}))
+    loss = row["heldout"]["bf16"]["all"]["loss"]
     print(
-        f"{name}: held-out loss {row['heldout']['bf16']['all']['loss']:.4f}, "
+        f"{_name(Run.of(row))}: held-out loss {loss:.4f}, "
         f"{row['seconds']:.0f} s, {row['tokens_per_s'] / 1e6:.3f}M tokens/s, traced in "
         f"{row['trace_seconds']:.0f} s, compiled in {row['compile_seconds']:.0f} s",
         flush=True,

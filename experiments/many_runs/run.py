@@ -1,11 +1,12 @@
 """A run: a policy, a model, and the numbers that tell it from others of its kind."""
 
 import dataclasses
-from typing import Any
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from experiments.folder import Row
 from experiments.many_runs.shapes import SHAPES
 from experiments.many_runs.variants import POLICIES
 from fp4jax import train
@@ -49,8 +50,13 @@ class Run:
         batch = self.rows * self.length
         return self.at_once * max(1, round(self.tokens / batch / self.at_once))
 
+    @classmethod
+    def of(cls, row: Row) -> Self:
+        """Returns the run that a row of results is of."""
+        return cls(**{field.name: row[field.name] for field in dataclasses.fields(cls)})
+
     @property
-    def piece(self) -> dict[str, Any]:
+    def piece(self) -> Row:
         """The part of a row of results that names the run."""
         return dataclasses.asdict(self)
 

@@ -4,6 +4,7 @@ Where a vector has some hundred numbers, a step waits for memory, and what it mo
 grows with width times depth, where FLOPs grow with the square of the width.
 """
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -46,31 +47,17 @@ SHAPES: Mapping[str, ModelConfig] = MappingProxyType(
         "dense_18m": _dense(5, 512, 1408),
         "dense_35m": _dense(10, 512, 1408),
         # One block with an MLP, then three mixtures with a shared expert.
-        "moe_11m": ModelConfig(
-            vocab_size=_VOCAB,
-            num_layers=4,
-            d_model=256,
-            num_heads=4,
-            num_kv_heads=2,
-            head_dim=64,
-            d_ff=768,
+        "moe_11m": dataclasses.replace(
+            _dense(4, 256, 768),
             blocks="TEEE",
             qk_norm=True,
             tie_embeddings=False,
             moe=_experts(num_experts=16, d_expert=128, d_shared=128),
-            remat="none",
         ),
-        "moe_tiny": ModelConfig(
-            vocab_size=_VOCAB,
-            num_layers=2,
-            d_model=64,
-            num_heads=1,
-            num_kv_heads=1,
-            head_dim=64,
-            d_ff=128,
+        "moe_tiny": dataclasses.replace(
+            _dense(2, 64, 128),
             blocks="TE",
             moe=_experts(num_experts=4, d_expert=64, d_shared=64),
-            remat="none",
         ),
     }
 )

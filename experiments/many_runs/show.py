@@ -1,6 +1,5 @@
 """Tables of runs for the pages of studies."""
 
-import statistics
 from collections.abc import Mapping, Sequence
 
 from experiments.folder import Row
@@ -9,6 +8,7 @@ from experiments.many_runs.found import Found, loss
 from experiments.many_runs.gaps import Gap, gaps, spread, verdict
 from experiments.many_runs.run import Run
 from experiments.many_runs.tuning import RATES, tuning
+from experiments.presets import REFERENCE
 from experiments.report import tables
 from experiments.report.summary import mean_and_spread
 
@@ -27,14 +27,14 @@ def of_gaps(rows: Sequence[Row], base: str) -> str:
 
     def cells(each: Gap) -> tuple[str, ...]:
         against = ""
-        if bases and each.policy not in (base, "bf16"):
+        if bases and each.policy not in (base, REFERENCE):
             against = verdict(each, bases[0], deviation)
         return (
             f"`{each.policy}`",
             str(len(each.losses)),
             tables.number(*mean_and_spread(each.losses)),
-            _gap(each.gaps) if each.policy != "bf16" else "",
-            _gap(each.own_gaps) if each.policy != "bf16" else "",
+            gap(each.gaps) if each.policy != REFERENCE else "",
+            gap(each.own_gaps) if each.policy != REFERENCE else "",
             against,
             f"{each.tokens_per_s / 1e6:.2f}",
             str(each.diverged),
@@ -51,9 +51,9 @@ def of_domains(rows: Sequence[Row]) -> str:
         return NOT_RUN
     domains = [name for name in rows[0]["heldout"]["bf16"] if name != "all"]
     columns = [{each.policy: each for each in gaps(rows, name)} for name in domains]
-    policies = [policy for policy in columns[0] if policy != "bf16"]
+    policies = [policy for policy in columns[0] if policy != REFERENCE]
     lines = [
-        (f"`{policy}`", *(_gap(column[policy].gaps) for column in columns))
+        (f"`{policy}`", *(gap(column[policy].gaps) for column in columns))
         for policy in policies
     ]
     return tables.markdown(("gap", *domains), lines)
@@ -81,8 +81,6 @@ def of_budget(runs: Sequence[Run], found: Found) -> str:
     return tables.markdown(header, lines)
 
 
-def _gap(values: Sequence[float]) -> str:
-    if not values:
-        return ""
-    _, deviation = mean_and_spread(values)
-    return tables.gap(statistics.fmean(values), deviation)
+def gap(values: Sequence[float]) -> str:
+    """Returns the mean of gaps and their deviation; nothing for none."""
+    return tables.gap(*mean_and_spread(values)) if values else ""

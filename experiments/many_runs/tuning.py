@@ -1,6 +1,7 @@
 """The learning rate of a model: that of the least held-out loss in BF16."""
 
 import dataclasses
+import math
 
 from experiments.many_runs.found import Found, loss
 from experiments.many_runs.run import Run
@@ -18,14 +19,17 @@ def tuning(model: str, tokens: int) -> list[Run]:
 def tuned(
     found: Found, model: str, tokens: int, *, assumed: float | None = None
 ) -> float | None:
-    """Returns the best rate.
+    """Returns the best rate, of those at which the run did not diverge.
 
     Args:
       found: so far.
       model: whose.
       tokens: of its runs.
-      assumed: what to return while some rates are missing.
+      assumed: what to return where that is not known.
     """
     runs = tuning(model, tokens)
-    rows = found.rows_of(runs)
-    return min(rows, key=loss)["lr"] if len(rows) == len(runs) else assumed
+    losses = {row["lr"]: loss(row) for row in found.rows_of(runs)}
+    finite = [rate for rate, value in losses.items() if math.isfinite(value)]
+    if len(losses) < len(runs) or not finite:
+        return assumed
+    return min(finite, key=lambda rate: losses[rate])

@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize
 
+from experiments.many_runs.gaps import pooled
+
 UNIT = 1e16  # FLOPs
 _POWERS = (1e-3, 1.5)
 _DRAWS = 400
@@ -48,14 +50,9 @@ def law(points: Sequence[Point]) -> Law:
     """Returns the coefficients of least squares, E and a not negative.
 
     Raises:
-      ValueError: fewer than three different computes.
+      ValueError: fewer than 3 different computes.
     """
-    flops, losses = (np.array(x, float) for x in zip(*points, strict=True))
-    if len(set(flops)) < 3:
-        raise ValueError(
-            "law: points must have at least three different computes, got "
-            f"{len(set(flops))}."
-        )
+    flops, losses = _arrays(points, "law", least=3)
 
     def of(power: float) -> tuple[NDArray, float]:
         terms = np.stack([np.ones_like(flops), (flops / UNIT) ** -power], axis=1)
@@ -73,15 +70,23 @@ def slope(points: Sequence[Point]) -> float:
     """Returns by how much a value changes with a tenfold compute, by least squares.
 
     Raises:
-      ValueError: fewer than two different computes.
+      ValueError: fewer than 2 different computes.
     """
-    flops, values = (np.array(x, float) for x in zip(*points, strict=True))
-    if len(set(flops)) < 2:
-        raise ValueError(
-            "slope: points must have at least two different computes, got "
-            f"{len(set(flops))}."
-        )
+    flops, values = _arrays(points, "slope", least=2)
     return float(np.polyfit(np.log10(flops), values, 1)[0])
+
+
+def _arrays(
+    points: Sequence[Point], function: str, *, least: int
+) -> tuple[NDArray, NDArray]:
+    """Returns FLOPs and values, of so many different computes at least."""
+    flops, values = (np.array(x, float) for x in zip(*points, strict=True))
+    if (count := len(set(flops))) < least:
+        raise ValueError(
+            f"{function}: points must have at least {least} different computes, got "
+            f"{count}. Add runs of other sizes."
+        )
+    return flops, values
 
 
 def deviation(points: Sequence[Point]) -> float | None:
@@ -89,11 +94,7 @@ def deviation(points: Sequence[Point]) -> float | None:
     by_flops: dict[float, list[float]] = {}
     for point in points:
         by_flops.setdefault(point.flops, []).append(point.value)
-    seeded = [values for values in by_flops.values() if len(values) > 1]
-    if not seeded:
-        return None
-    freedom = sum(len(values) - 1 for values in seeded)
-    return math.sqrt(sum((len(v) - 1) * np.var(v, ddof=1) for v in seeded) / freedom)
+    return pooled(by_flops.values())
 
 
 def intervals(

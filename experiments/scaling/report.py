@@ -1,5 +1,6 @@
 """Tables and the figure of losses over compute."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -9,7 +10,8 @@ from matplotlib.figure import Figure
 from experiments import study
 from experiments.folder import Row
 from experiments.many_runs.found import loss
-from experiments.many_runs.show import NOT_RUN
+from experiments.many_runs.gaps import gaps as by_policy
+from experiments.many_runs.show import NOT_RUN, gap
 from experiments.presets import REFERENCE
 from experiments.report import tables
 from experiments.report.summary import mean_and_spread
@@ -20,22 +22,24 @@ _PAIR = ("ufp4", "e2m1_ref")  # whose ranking the papers claim
 
 
 def losses(rows: Sequence[Row]) -> dict[str, list[Point]]:
-    """Returns the held-out losses of each policy over FLOPs."""
+    """Returns the losses of each policy over FLOPs, of what did not diverge."""
     found: dict[str, list[Point]] = {}
     for row in rows:
-        found.setdefault(row["policy"], []).append(Point(row["flops"], loss(row)))
+        if math.isfinite(value := loss(row)):
+            found.setdefault(row["policy"], []).append(Point(row["flops"], value))
     return found
 
 
 def gaps(rows: Sequence[Row]) -> dict[str, list[Point]]:
-    """Returns the gap of each policy to BF16 of the same model and seed, in percent."""
-    key = lambda row: (row["model"], row["seed"])
-    reference = {key(row): loss(row) for row in rows if row["policy"] == REFERENCE}
+    """Returns the gaps of each policy to BF16, in percent, of what did not diverge."""
     found: dict[str, list[Point]] = {}
-    for row in rows:
-        if row["policy"] != REFERENCE and key(row) in reference:
-            gap = 100 * (loss(row) / reference[key(row)] - 1)
-            found.setdefault(row["policy"], []).append(Point(row["flops"], gap))
+    for model in dict.fromkeys(row["model"] for row in rows):
+        group = [row for row in rows if row["model"] == model]
+        for each in by_policy(group):
+            for value in filter(math.isfinite, each.gaps):
+                if each.policy != REFERENCE:
+                    point = Point(_flops(group), value)
+                    found.setdefault(each.policy, []).append(point)
     return found
 
 
@@ -43,18 +47,21 @@ def sizes(by_model: Mapping[str, Sequence[Row]]) -> str:
     """Returns a line for each model: losses and gaps."""
     lines: list[tables.Cells] = []
     for model, rows in by_model.items():
-        of_losses, of_gaps = losses(rows), gaps(rows)
-        if REFERENCE not in of_losses:
+        found = {each.policy: each for each in by_policy(rows)}
+        if REFERENCE not in found:
             lines.append((f"`{model}`", *5 * ("",)))
             continue
-        values = [point.value for point in of_losses[REFERENCE]]
-        cells = (_mean_gap(of_gaps.get(policy, ())) for policy in reversed(_PAIR))
-        about = (f"{rows[0]['params'] / 1e6:.1f}", f"{rows[0]['flops']:.2g}")
-        lines.append(
-            (f"`{model}`", *about, tables.number(*mean_and_spread(values)), *cells)
-        )
+        about = (f"{rows[0]['params'] / 1e6:.1f}", f"{_flops(rows):.2g}")
+        of_bf16 = tables.number(*mean_and_spread(found[REFERENCE].losses))
+        of_pair = (gap(found[p].gaps) if p in found else "" for p in reversed(_PAIR))
+        lines.append((f"`{model}`", *about, of_bf16, *of_pair))
     header = ("model", "M parameters", "FLOPs", "BF16", *reversed(_PAIR))
     return tables.markdown(header, lines)
+
+
+def _flops(rows: Sequence[Row]) -> float:
+    """Returns the FLOPs of the runs of a model; one that diverged has fewer."""
+    return max(row["flops"] for row in rows)
 
 
 def laws(rows: Sequence[Row]) -> str:
@@ -106,8 +113,8 @@ def _needed(found: Mapping[str, Sequence[Point]]) -> str:
         return f"{found_so_far}; how far seeds spread is not known yet."
     return (
         f"{found_so_far}; a gap's standard deviation over seeds is {noise:.2f}. Were "
-        f"that the true difference, {needed} seeds of each would show it, at two "
-        "standard errors."
+        f"that the true difference, {needed} seeds of each would make it two standard "
+        "errors."
     )
 
 
@@ -127,12 +134,6 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     right.set(xlabel="FLOPs", ylabel="gap to BF16, % (positive: worse)", xscale="log")
     right.axhline(0, color="black", lw=0.8)
     study.save(figure, path, left, right)
-
-
-def _mean_gap(points: Sequence[Point]) -> str:
-    if not points:
-        return ""
-    return tables.gap(*mean_and_spread([point.value for point in points]))
 
 
 def _interval(found: Interval) -> str:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from experiments.many_runs import budget, command, program, queue, text
+from experiments.many_runs import budget, command, figure, program, queue, text
 from experiments.many_runs.command import Study
 from experiments.many_runs.found import Found
-from experiments.many_runs.gaps import Gap, gaps, spread, verdict
+from experiments.many_runs.gaps import Gap, gaps, pooled, spread, verdict
 from experiments.many_runs.queue import How, Task
 from experiments.many_runs.run import Run
 from experiments.many_runs.shapes import SHAPES
@@ -145,6 +145,8 @@ def test_the_rate_is_that_of_the_least_loss_once_all_are_there():
         row(run, loss=abs(run.lr - RATES[2])) for run in tuning("dense_2m", 10_000_000)
     ]
     assert tuned(Found(rows), "dense_2m", 10_000_000) == RATES[2]
+    rows[2] |= {"diverged": True}
+    assert tuned(Found(rows), "dense_2m", 10_000_000) == RATES[1]
     assert tuned(Found(rows[1:]), "dense_2m", 10_000_000) is None
     assert tuned(Found(rows[1:]), "dense_2m", 10_000_000, assumed=0.5) == 0.5
 
@@ -157,6 +159,20 @@ def test_gaps_are_taken_seed_by_seed():
     assert found[1].gaps == pytest.approx((1.0, 2.0))
     assert found[1].own_gaps == found[1].gaps
     assert spread(found) == pytest.approx(np.std((1.0, 2.0), ddof=1))
+
+
+def test_the_deviation_is_within_groups_of_what_is_finite():
+    groups = [(0.0, 2.0), (5.0, 7.0, np.nan), (9.0,)]
+    assert pooled(groups) == pytest.approx(np.sqrt(2))
+    assert pooled(groups[2:]) is None
+
+
+@pytest.mark.parametrize("count", [2, 6])
+def test_curves_are_means_of_the_last_losses(count):
+    rows = [{"policy": "bf16", "losses": [1.0] * count}] * 2
+    curve = figure.curves(rows)["bf16"]
+    np.testing.assert_allclose(curve.values, 1.0)
+    assert curve.ends.tolist() == list(range(min(count, 5), count + 1))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from experiments import study
 from experiments.ablation import noise
 from experiments.ablation import study as ablation
-from experiments.many_runs import budget, command
+from experiments.many_runs import budget, command, tuning
 from experiments.many_runs.found import STUDIES, Found
 from experiments.many_runs.shapes import SHAPES
 from experiments.many_runs.variants import POLICIES
@@ -80,6 +80,23 @@ def test_pages_are_made_of_rows_or_say_that_there_are_none(name, tmp_path):
     everything = found.parts(Found(rows), tmp_path)
     assert "Not run yet" not in study.filled(page, everything)
     assert set(everything) == set(nothing)
+
+
+@studies
+def test_pages_stay_where_runs_diverge(name, tmp_path):
+    """At the highest rate, and one seed of ufp4, whose losses logs write as null."""
+    found = about(name)
+    rows = [made_up(run) for run in found.queue(Found([]), 2e-3)]
+    for row in rows:
+        is_seed = row["policy"] == "ufp4" and row["seed"] == 1
+        if row["lr"] == tuning.RATES[-1] or is_seed:
+            nothing = {"loss": None, "bits_per_byte": None}
+            row |= {"heldout": {"bf16": {"all": nothing, "code": nothing}}}
+            row |= {"diverged": True, "losses": [2.0, None], "flops": 1.0}
+    queue = found.queue(Found(rows), None)
+    assert all(Found(rows).row(run) for run in queue)  # rates were found
+    page = "".join(found.parts(Found(rows), tmp_path).values())
+    assert "diverged" in page and "nan%" not in page
 
 
 def test_what_the_committed_rows_say_is_what_the_pages_show(tmp_path):
