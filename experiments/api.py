@@ -13,7 +13,7 @@ import types
 import warnings
 from pathlib import Path
 
-import tyro
+from experiments import terminal
 
 PACKAGES = (
     "fp4jax",
@@ -76,4 +76,4 @@ def main(out: Path = Path("api")) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(tyro.cli(main, description=__doc__))
+    sys.exit(terminal.command(main))

@@ -1,6 +1,6 @@
 """Trains the smallest model of every family under every policy.
 
-python -m experiments.families.run
+    python -m experiments.families.run
 
 Writes the losses of every model to a file below `results`, one JSON object a line, and
 prints the table of the README.

@@ -1,6 +1,6 @@
 """Trains with the library's random bits and with `jax.random.bits`, seed by seed.
 
-python -m experiments.first_light.random_bits --out results.json
+    python -m experiments.first_light.random_bits --out results.json
 
 The two runs of a seed have equal weights, batches and keys; only the source of the bits
 of stochastic rounding differs. Sound bits give differences within the spread of seeds.
@@ -10,6 +10,7 @@ import contextlib
 import json
 import math
 import statistics
+import sys
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -17,11 +18,10 @@ from unittest import mock
 
 import jax
 import jax.numpy as jnp
-import tyro
 from rich.console import Console
 from rich.table import Table
 
-from experiments import presets, record, trial
+from experiments import presets, record, terminal, trial
 from experiments.compare import Comparison
 from experiments.folder import Folder
 from experiments.stop import Stop
@@ -99,4 +99,4 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    sys.exit(terminal.command(main))

@@ -3,23 +3,23 @@
     python -m experiments.kernels.linear [--shapes 16384x2048x8192] [--out FILE]
 
 Of a shape m x k x n: y = x w, dx = dy w^T and dw = x^T dy of bfloat16 x and dy and a
-float32 w, each with the quantizations that its recipe asks for, in one program.
+float32 w, each with the quantizations that its recipe asks for, in one program. The
+default sizes are for a GPU: on a CPU give small ones, --shapes 256x256x256.
 """
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
-import tyro
-from rich.console import Console
 from rich.table import Table
 
 import fp4jax
-from experiments import record
+from experiments import record, terminal
 from experiments.kernels import arguments
 from experiments.kernels.timing import measurements
 from fp4jax import recipes
@@ -103,13 +103,14 @@ def main(
                 **({} if base is None else {"ratio": min(times) / base}),
             }
             ms = [f"{t:.3f}" for t in row["milliseconds"]]
+            print(f"{m}x{k}x{n}, {name}: {'; '.join(ms)} ms", flush=True)
             ratio = f"{row['ratio']:.3f}" if "ratio" in row else ""
             table.add_row(f"{m}x{k}x{n}", name, *ms, f"{row['teraflops']:.0f}", ratio)
             if out is not None:
                 with JsonLines(out) as file:
                     file.write(row | record.setting())
-    Console().print(table)
+    terminal.console(100).print(table)
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    sys.exit(terminal.command(main))

@@ -5,21 +5,21 @@
 Of a linear layer m x k x n: dw = x^T dy with x packed as its backward pass keeps it,
 and dx = dy w^T with w packed once for a step. Prints times: of the kernel, of XLA,
 which decodes first, and of the product alone of an operand that was decoded before. The
-results of kernel and XLA, whose sums have another order, are compared.
+results of kernel and XLA, whose sums have another order, are compared. The default
+sizes are for a GPU: on a CPU give small ones, --shapes 256x256x256.
 """
 
 import dataclasses
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
-import tyro
-from rich.console import Console
 from rich.table import Table
 
-from experiments import record
+from experiments import record, terminal
 from experiments.kernels import arguments
 from experiments.kernels.linear import LAYERS
 from experiments.kernels.timing import measurements
@@ -153,7 +153,7 @@ def main(
       names: of the recipes whose quantizers pack.
       out: file to which rows are added as JSON lines, with versions, device and commit.
     """
-    console = Console()
+    console = terminal.console(120)
     table = Table(
         "m x k x n",
         "recipe",
@@ -191,4 +191,4 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    sys.exit(terminal.command(main))

@@ -4,6 +4,7 @@
 
 Prints a table of times, of each case and of a copy twice, to show the noise. Ratios are
 of the faster times, to that of a copy of as many bytes, read and written, and to XLA's.
+On a CPU give a small matrix: --shapes 256x256 --implementations xla.
 """
 
 import dataclasses
@@ -15,7 +16,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import tyro
 from rich.table import Table
 
 from experiments import record, terminal
@@ -185,4 +185,4 @@ def _numbers(row: dict[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(tyro.cli(main, description=__doc__))
+    sys.exit(terminal.command(main))

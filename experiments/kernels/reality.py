@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import tyro
 from jax.sharding import Mesh
 from rich.table import Table
 
@@ -129,4 +128,4 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(tyro.cli(main, description=__doc__))
+    sys.exit(terminal.command(main))

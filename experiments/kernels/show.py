@@ -1,6 +1,8 @@
 """Prints measured steps as a table in Markdown.
 
-python -m experiments.kernels.show steps.jsonl [families.jsonl ...]
+    python -m experiments.kernels.show steps.jsonl [families.jsonl ...]
+
+The files are those that experiments.kernels.step wrote with --out.
 """
 
 import json
@@ -10,6 +12,7 @@ from typing import Any
 
 import tyro
 
+from experiments import terminal
 from experiments.kernels import arguments
 
 _GIB = 2**30
@@ -48,4 +51,4 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(tyro.cli(main, description=__doc__))
+    sys.exit(terminal.command(main))

@@ -15,9 +15,8 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import tyro
 
-from experiments import record
+from experiments import record, terminal
 from experiments.kernels.packed import Product
 from experiments.kernels.timing import seconds
 from fp4jax import recipes
@@ -184,4 +183,4 @@ def main(*, kernels: tuple[Kernel, ...] = KERNELS, out: Path | None = None) -> i
 
 
 if __name__ == "__main__":
-    sys.exit(tyro.cli(main, description=__doc__))
+    sys.exit(terminal.command(main))

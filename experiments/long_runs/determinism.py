@@ -1,6 +1,6 @@
 """Whether equal runs are equal bit for bit on this device, and what that costs.
 
-python -m experiments.long_runs.determinism --model dense_35m --out determinism.jsonl
+    python -m experiments.long_runs.determinism --out determinism.jsonl
 
 Trains twice under each setting of XLA, in processes of their own that compile anew.
 """
@@ -12,8 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-import tyro
-
+from experiments import terminal
 from experiments.folder import read_log
 from experiments.record import setting
 from fp4jax.train import JsonLines
@@ -77,4 +76,4 @@ def main(
 
 
 if __name__ == "__main__":
-    sys.exit(tyro.cli(main, description=__doc__))
+    sys.exit(terminal.command(main))

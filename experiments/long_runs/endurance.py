@@ -11,8 +11,7 @@ import threading
 import time
 from pathlib import Path
 
-import tyro
-
+from experiments import terminal
 from experiments.folder import read_log
 from experiments.long_runs.kill import SMALL, count_steps
 from experiments.record import setting
@@ -117,4 +116,4 @@ def _resident(pid: int) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(tyro.cli(main, description=__doc__))
+    sys.exit(terminal.command(main))

@@ -1,6 +1,6 @@
 """Kills a run at random moments, and compares it with one that nothing happened to.
 
-python -m experiments.long_runs.kill --policies ufp4,ue5m3 --kills 20 --out kills.jsonl
+    python -m experiments.long_runs.kill --policies ufp4 --out kills.jsonl
 
 Kills are spread over training, saving and finishing. A killed run goes on by the same
 command with --resume=auto; all losses must be equal bit for bit at the end.
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import tyro
 
+from experiments import terminal
 from experiments.folder import read_log
 from experiments.record import setting
 from fp4jax.train import JsonLines
@@ -150,4 +150,4 @@ def _heldout_loss(results: dict[str, list[dict[str, Any]]]) -> float | None:
 
 
 if __name__ == "__main__":
-    sys.exit(tyro.cli(main, description=__doc__))
+    sys.exit(terminal.command(main))

@@ -1,6 +1,6 @@
 """What a checkpoint costs the steps around it.
 
-python -m experiments.long_runs.saving --model dense_125m --out saving.jsonl
+    python -m experiments.long_runs.saving --model dense_125m --out saving.jsonl
 
 cost = (time that save takes + excess of the steps until it is written) / (100 steps)
 """
@@ -15,9 +15,9 @@ from pathlib import Path
 
 import jax
 import numpy as np
-import tyro
 from flax import nnx
 
+from experiments import terminal
 from experiments.record import setting
 from fp4jax import models, policies, train
 
@@ -112,4 +112,4 @@ def main(
 
 
 if __name__ == "__main__":
-    sys.exit(tyro.cli(main, description=__doc__))
+    sys.exit(terminal.command(main))

@@ -41,11 +41,7 @@ class Study:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """Trains what is missing, most important first, and shows what was found.
-
-    Every run that ends is a line of the results at once; a command that is stopped, or
-    that had no time for all, goes on when it is started again.
-    """
+    """Trains the runs that a study still lacks, and shows what was found."""
 
     data: str = DataConfig.source
     """folder that experiments.tokenize made, or other text as experiments.pretrain has
@@ -72,14 +68,18 @@ class Arguments:
     """a few runs of small models, for a look on any device; needs --out."""
 
 
-def main(about: Study, argv: Sequence[str] | None = None) -> int:
-    """Runs the command and returns its exit status."""
-    arguments = tyro.cli(Arguments, args=argv)
+def main(
+    about: Study, argv: Sequence[str] | None = None, *, description: str | None = None
+) -> int:
+    """Runs the command and returns its exit status; the description is its help's."""
+    name = f"python -m experiments.{about.folder.name}"
+    arguments = tyro.cli(Arguments, prog=name, description=description, args=argv)
     folder = arguments.out or about.folder
     out = folder / "results.jsonl"
     try:
         if arguments.tiny and arguments.out is None:
             raise ValueError("--tiny: must come with --out, a folder for its results.")
+        _check(about, arguments)
         if arguments.dry:
             found = Found.of(out)
             runs = _queue(about, arguments, found, assumed=budget.RATE)
@@ -97,6 +97,19 @@ def main(about: Study, argv: Sequence[str] | None = None) -> int:
     for name, text in parts.items():
         print(f"{name}\n\n{text}\n")
     return 0
+
+
+def _check(about: Study, arguments: Arguments) -> None:
+    for name in ("jobs", "lanes"):
+        if (given := getattr(arguments, name)) < 1:
+            raise ValueError(f"--{name}: must be at least 1, got {given}.")
+    every = about.tiny if arguments.tiny else about.queue(Found([]), budget.RATE)
+    known = {run.policy: None for run in every}
+    if unknown := [name for name in arguments.only if name not in known]:
+        raise ValueError(
+            f"--only: must name policies of the study, {', '.join(known)}, got "
+            f"{', '.join(unknown)}."
+        )
 
 
 def _queue(

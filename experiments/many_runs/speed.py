@@ -1,16 +1,18 @@
 """How fast runs train, by policy, lanes and kernels: what the studies can afford.
 
-python -m experiments.many_runs.speed --tokens tokens --out FOLDER --jobs 14
+    python -m experiments.many_runs.speed --tokens tokens --out FOLDER --jobs 14
+
+The studies' --dry expects of runs what the rows of this command say.
 """
 
 import dataclasses
 import itertools
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import tyro
-
+from experiments import terminal
 from experiments.many_runs import queue
 from experiments.many_runs.queue import How, Task
 from experiments.many_runs.run import Run
@@ -94,4 +96,4 @@ def main(
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    sys.exit(terminal.command(main))

@@ -1,7 +1,7 @@
 """Measures what 4-bit grids make of the operands of a model in training.
 
-python -m experiments.operands
-python -m experiments.operands --show-only
+    python -m experiments.operands
+    python -m experiments.operands --show-only
 
 Trains a model in BF16 unless the run is there, captures three of its steps, and adds
 what is missing to results.jsonl. Started again it goes on where it was stopped. Then it
@@ -9,11 +9,11 @@ writes the tables of the README and the figures.
 """
 
 import functools
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import tyro
-
+from experiments import terminal
 from experiments.folder import Row
 from experiments.operands import cases, measure, show
 from experiments.operands.captures import Source, capture, train
@@ -93,4 +93,4 @@ def pieces(source: Source, *, tiny: bool) -> Iterator[Row]:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    sys.exit(terminal.command(main))

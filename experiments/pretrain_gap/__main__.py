@@ -1,6 +1,10 @@
 """Trains dense and MoE models under 4-bit policies, and compares them with BF16.
 
-python -m experiments.pretrain_gap --data tokens [--limit 420 --jobs 8]
+    python -m experiments.pretrain_gap --data tokens [--limit 420 --jobs 8]
+
+Trains what results.jsonl lacks, the most important first, then prints the tables that
+the README shows. Each run is saved when it ends, so that a command that was stopped, or
+that had no time for all, goes on when it is started again.
 """
 
 import sys
@@ -9,4 +13,4 @@ from experiments.many_runs import command
 from experiments.pretrain_gap.study import STUDY
 
 if __name__ == "__main__":
-    sys.exit(command.main(STUDY))
+    sys.exit(command.main(STUDY, description=__doc__))

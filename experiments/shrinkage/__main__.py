@@ -1,6 +1,6 @@
 """Measures how 4-bit grids shrink and blur arrays, beside a separate simulation.
 
-python -m experiments.shrinkage [--tiny] [--out FOLDER]
+    python -m experiments.shrinkage [--tiny] [--out FOLDER]
 
 Prints a table for distributions with and without RHT, for scale formats, for stochastic
 rounding, for transposed views and for a GEMM. In brackets: what a numpy simulation in
@@ -8,12 +8,12 @@ float64 that shares no code with the library printed.
 """
 
 import dataclasses
+import sys
 from pathlib import Path
 
-import tyro
 from rich.console import Console
 
-from experiments import record
+from experiments import record, terminal
 from experiments.shrinkage import show, study
 from fp4jax import train
 
@@ -44,4 +44,4 @@ def main(tiny: bool = False, *, seed: int = 0, out: Path | None = None) -> None:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    sys.exit(terminal.command(main))

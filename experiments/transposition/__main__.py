@@ -1,7 +1,7 @@
 """Measures what it costs that 1-D blocks change with the transpose, and 2-D ones not.
 
-python -m experiments.transposition
-python -m experiments.transposition --show-only
+    python -m experiments.transposition
+    python -m experiments.transposition --show-only
 
 Takes the run and the captures of experiments.operands, which it makes unless they are
 there, and adds what is missing to results.jsonl. Started again it goes on where it was
@@ -9,11 +9,11 @@ stopped. Then it writes the tables of the README and the figure.
 """
 
 import functools
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import tyro
-
+from experiments import terminal
 from experiments.folder import Row
 from experiments.operands.captures import Source, capture, train
 from experiments.operands.tiles import Tiles
@@ -68,4 +68,4 @@ def pieces(source: Source, *, tiny: bool) -> Iterator[Row]:
 
 
 if __name__ == "__main__":
-    tyro.cli(main, description=__doc__)
+    sys.exit(terminal.command(main))

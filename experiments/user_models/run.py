@@ -1,6 +1,6 @@
 """Trains models their authors wrote, by both ways of injecting every recipe.
 
-python -m experiments.user_models.run
+    python -m experiments.user_models.run
 
 Prints the table of the README, then writes one JSON object a line to results.jsonl
 beside this file.

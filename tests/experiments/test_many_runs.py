@@ -227,6 +227,20 @@ def test_a_command_trains_what_is_missing(bytes_of_two, corpus, tmp_path, capsys
     assert "own" not in found["heldout"]  # nothing is quantized
 
 
+@pytest.mark.parametrize(
+    "flags, expected",
+    [
+        (["--only", "bf16", "ufp5"], "--only: must name policies of the study, bf16, "),
+        (["--jobs", "0"], "--jobs: must be at least 1, got 0"),
+        (["--lanes", "0"], "--lanes: must be at least 1, got 0"),
+    ],
+)
+def test_a_command_says_what_it_cannot_do(flags, expected, tmp_path, capsys):
+    about = _study(tmp_path, [RUN])
+    assert command.main(about, ["--dry", *flags]) == 2
+    assert expected in capsys.readouterr().err
+
+
 def test_a_run_that_would_take_too_long_is_left_out(tmp_path, capsys, bytes_of_two):
     results = Results(tmp_path / "results.jsonl")
     results.add(row(dataclasses.replace(RUN, seed=9)))
