@@ -26,9 +26,7 @@ def check_recipe(recipe: Any, caller: str) -> None:
         raise TypeError(f"{caller}: recipe must be a Recipe, got {recipe!r}.")
 
 
-def check_operands(
-    recipe: Recipe, key: Any, caller: str, **operands: jax.Array
-) -> None:
+def check_operands(recipe: Recipe, key: Any, caller: str, **operands: Any) -> None:
     """Raises for operands that are not float, a key that is none, a missing device."""
     for name, x in operands.items():
         checks.check_float(x, caller, name=name)

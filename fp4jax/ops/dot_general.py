@@ -132,7 +132,8 @@ def dot_general(
         return lax_dot(lhs, rhs)
     lhs, rhs = jnp.asarray(lhs), jnp.asarray(rhs)
     check_recipe(recipe, "dot_general")
-    check_operands(recipe, key, "dot_general", lhs=lhs, rhs=rhs)
+    out = jax.eval_shape(lax_dot, lhs, rhs)  # checks the dimensions as lax does
+    check_operands(recipe, key, "dot_general", lhs=lhs, rhs=rhs, result=out)
     if key is None and recipe.draws(Site.FPROP_X, Site.FPROP_W):
         raise ValueError(NO_KEY.format("for the forward pass of"))
     check_held(recipe, held, step)
@@ -142,7 +143,6 @@ def dot_general(
             f"compute='native', got precision={precision}, out_sharding="
             f"{out_sharding}."
         )
-    out = jax.eval_shape(lax_dot, lhs, rhs)  # checks the dimensions as lax does
     dims = Dims.of(dimension_numbers)
     lhs, rhs = dims.canonical_lhs(lhs), dims.canonical_rhs(rhs)
     gemms = Gemms(

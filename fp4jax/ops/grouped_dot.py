@@ -65,7 +65,11 @@ def grouped_dot(
     """
     caller = "ragged_dot"
     check_recipe(recipe, caller)
-    check_operands(recipe, key, caller, x=x, w=w)
+    product = lambda x, w: lax.dot(
+        x[0], w[0], preferred_element_type=preferred_element_type
+    )
+    out = jax.eval_shape(product, x, w)  # checks the dimensions as lax does
+    check_operands(recipe, key, caller, x=x, w=w, result=out)
     if recipe.compute not in ("bf16", "f32"):
         raise NotImplementedError(
             "ragged_dot: recipe.compute must be 'bf16' or 'f32', got "
@@ -77,12 +81,8 @@ def grouped_dot(
     check_held(recipe, held, step, caller=caller, groups=groups.count)
     _check_packed(packed, recipe)
     _check_packed_w(packed_w, recipe)
-    product = lambda x, w: lax.dot(
-        x[0], w[0], preferred_element_type=preferred_element_type
-    )
-    dtype = jax.eval_shape(product, x, w).dtype  # checks the dimensions as lax does
     gemms = GroupedGemms(
-        recipe, 1, "rhs", precision, dtype, None, jax.typeof(x), jax.typeof(w)
+        recipe, 1, "rhs", precision, out.dtype, None, jax.typeof(x), jax.typeof(w)
     )
     if positions is None and key is not None and recipe.draws():
         raise ValueError(

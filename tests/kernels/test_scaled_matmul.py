@@ -230,6 +230,14 @@ def test_a_named_implementation_never_falls_back():
         scaled_matmul(zeros(), b, axis=0, implementation="triton")
 
 
+def test_what_is_no_packed_operand_and_no_side_is_refused():
+    b = jnp.ones((64, 64), jnp.bfloat16)
+    with pytest.raises(ValueError, match="side must be 'lhs' or 'rhs', got side='l'"):
+        scaled_matmul(zeros(), b, axis=0, side="l")
+    with pytest.raises(TypeError, match="packed must be Written with codes and scales"):
+        scaled_matmul(b, b, axis=0)
+
+
 @no_kernel
 def test_what_the_chosen_one_cannot_do_is_left_to_xla_and_said(caplog):
     api._say.cache_clear()

@@ -591,8 +591,13 @@ def test_a_key_is_needed_where_the_forward_pass_draws():
         ({"lhs": jnp.ones((24, 40), jnp.int32)}, TypeError, "lhs must be.*dtype=int32"),
         ({"rhs": jnp.ones((40, 72), jnp.complex64)}, TypeError, "rhs must be.*complex"),
         ({"rhs": jnp.ones((41, 72))}, TypeError, "contracting dimensions"),
+        (
+            {"preferred_element_type": jnp.float8_e5m2},
+            TypeError,
+            "result must be float32, bfloat16 or float16, got dtype=float8_e5m2",
+        ),
     ],
-    ids=["weight", "weight-alone", "recipe", "integers", "complex", "shapes"],
+    ids=["weight", "weight-alone", "recipe", "integers", "complex", "shapes", "result"],
 )
 def test_bad_arguments_raise(arguments, error, message):
     x, w, _ = operands()

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fp4jax.kernels.choice import chosen
-from fp4jax.kernels.quantize import Written
+from fp4jax.kernels.quantize import Output, Written
 from fp4jax.kernels.scaled_matmul.backends import MOSAIC, XLA
 from fp4jax.kernels.scaled_matmul.reference import Side
 
@@ -52,13 +52,23 @@ def scaled_matmul(
 
     Raises:
       NotImplementedError: the implementation that is named cannot do this call here.
-      ValueError: an implementation that is none.
+      ValueError: an implementation or a side that is none.
+      TypeError: a packed operand that is none.
     """
     if implementation not in (None, *get_args(Implementation)):
         raise ValueError(
             "scaled_matmul: implementation must be one of "
             f"{', '.join(get_args(Implementation))} or None, got "
             f"implementation={implementation!r}."
+        )
+    if side not in get_args(Side):
+        raise ValueError(
+            f"scaled_matmul: side must be 'lhs' or 'rhs', got side={side!r}."
+        )
+    if not isinstance(packed, Written) or Output.CODES not in packed.quantized.arrays:
+        raise TypeError(
+            "scaled_matmul: packed must be Written with codes and scales, got "
+            f"{type(packed).__name__}. The product of an array is lax.dot_general's."
         )
     backend = {"mosaic": MOSAIC, "xla": XLA}.get(
         implementation or "", chosen().scaled_matmul or XLA
