@@ -52,7 +52,7 @@ class Results:
 
     def find(self, **fields: Any) -> list[Row]:
         """Returns the rows that have these values."""
-        return [row for row in self.rows if fields.items() <= row.items()]
+        return matching(self.rows, **fields)
 
     def missing(self, pieces: Iterable[Row]) -> Iterator[Row]:
         """Yields the pieces of which there is no row, when their turn comes."""
@@ -68,6 +68,11 @@ class Results:
         with JsonLines(self.path) as file:
             file.write(row)
         self.rows = read_log(self.path)
+
+
+def matching(rows: Iterable[Row], **fields: Any) -> list[Row]:
+    """Returns the rows that have these values."""
+    return [row for row in rows if fields.items() <= row.items()]
 
 
 def show(readme: Path, parts: Mapping[str, str]) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from experiments import study
 from experiments.folder import Row, read_log
 from experiments.many_runs.found import Found
 from experiments.many_runs.run import Run
@@ -27,9 +28,7 @@ def seconds(run: Run, found: Found, vocab_size: int = 8192) -> tuple[float, bool
     speeds = [row["tokens_per_s"] for row in found.find(**kind)]
     if speeds:
         return tokens / max(speeds) + _EVALUATION, True
-    timed = [
-        row["tokens_per_s"] for row in read_log(SPEEDS) if kind.items() <= row.items()
-    ]
+    timed = [row["tokens_per_s"] for row in study.matching(read_log(SPEEDS), **kind)]
     if timed:
         return tokens / max(timed) + _EVALUATION, False
     shape = run.shape(vocab_size)

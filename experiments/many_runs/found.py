@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from experiments import study
 from experiments.folder import Row, number, read_log
 from experiments.many_runs.run import Run
 
@@ -39,7 +40,7 @@ class Found:
 
     def find(self, **fields: Any) -> list[Row]:
         """Returns the rows that have these values."""
-        return [row for row in self.rows if fields.items() <= row.items()]
+        return study.matching(self.rows, **fields)
 
     def rows_of(self, runs: Iterable[Run]) -> list[Row]:
         """Returns the rows of some runs, of those that have one."""

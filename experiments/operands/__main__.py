@@ -13,42 +13,18 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tyro.conf import OmitArgPrefixes
+
 from experiments import terminal
 from experiments.folder import Row
-from experiments.operands import cases, measure, show
+from experiments.operands import cases, command, measure, show
 from experiments.operands.captures import Source, capture, train
+from experiments.operands.command import Arguments, Study
 from experiments.operands.tiles import Tiles
 from experiments.study import Results
 
-FOLDER = Path(__file__).parent
 
-
-def main(
-    *,
-    run: Path | None = None,
-    out: Path | None = None,
-    tiny: bool = False,
-    show_only: bool = False,
-) -> None:
-    """Measures what is missing, and shows all.
-
-    Args:
-      run: Folder of the training run and of the captures; by default runs/operands.
-      out: Folder of results.jsonl, of figures and, where there is one, of README.md;
-        by default that of this study.
-      tiny: A very small model, few steps and quantizers, half a minute; by default in
-        runs/operands-tiny.
-      show_only: Measures nothing.
-    """
-    source = Source.of(run, tiny=tiny)
-    out = out or (source.folder / FOLDER.name if tiny else FOLDER)
-    results = Results(out / "results.jsonl")
-    if not show_only:
-        measure_all(source, results, tiny=tiny)
-    show.write(results, out)
-
-
-def measure_all(source: Source, results: Results, *, tiny: bool) -> None:
+def measure_all(source: Source, results: Results, tiny: bool) -> None:
     """Adds the rows that are missing."""
     train(source)
     found = functools.lru_cache(maxsize=1)(functools.partial(capture, source))
@@ -90,6 +66,19 @@ def pieces(source: Source, *, tiny: bool) -> Iterator[Row]:
             yield {"section": "quantizers", "step": step} | case
     for case in () if tiny else cases.more_cases():
         yield {"section": "quantizers", "step": source.steps[-1]} | case
+
+
+STUDY = Study(
+    folder=Path(__file__).parent,
+    measure=measure_all,
+    draw=show.draw,
+    parts=show.parts,
+)
+
+
+def main(arguments: OmitArgPrefixes[Arguments]) -> None:
+    """Measures what is missing, and shows all."""
+    command.main(STUDY, arguments)
 
 
 if __name__ == "__main__":

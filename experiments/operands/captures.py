@@ -125,9 +125,8 @@ def capture(source: Source, step: int) -> Capture:
     path = source.path(step)
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
-        partial = path.with_name(
-            f".{os.getpid()}-{path.name}"
-        )  # of two studies at once
+        # Of this process: two studies may be at it.
+        partial = path.with_name(f".{os.getpid()}-{path.name}")
         np.savez(partial, **_arrays(_captured(source, step)))
         partial.replace(path)
     with np.load(path) as file:

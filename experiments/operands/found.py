@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments import study
 from experiments.folder import Row
 from experiments.operands.cases import case
 from experiments.operands.measure import GEMMS
@@ -88,5 +89,4 @@ class Found:
         return rotated - plain
 
     def _of(self, section: str, **fields: Any) -> list[Row]:
-        wanted = {"section": section, **fields}
-        return [row for row in self.rows if wanted.items() <= row.items()]
+        return study.matching(self.rows, section=section, **fields)

@@ -7,28 +7,23 @@ from typing import Any
 
 import numpy as np
 
-from experiments import study
+from experiments.folder import Row
 from experiments.operands import cases, figures
 from experiments.operands.cases import BLOCKS, BOTH, GRIDS, ROTATIONS, SCALES
 from experiments.operands.found import OPERANDS, PRODUCTS, Found
 from experiments.report import tables
-from experiments.study import Results
 
 _CREST_EDGES = (2.0, 2.1, 2.39)  # the last: where the grids meet, arXiv 2510.25602
 
 
-def write(results: Results, folder: Path) -> None:
-    """Writes the figures, and the tables into the README where there is one."""
-    found = Found(results.rows)
-    figures.write(found, folder)
-    if (readme := folder / "README.md").exists():
-        study.show(readme, parts(found))
-    else:
-        print("\n\n".join(parts(found).values()))
+def draw(rows: Sequence[Row], folder: Path) -> None:
+    """Draws the figures into a folder."""
+    figures.write(Found(rows), folder)
 
 
-def parts(found: Found) -> dict[str, str]:
+def parts(rows: Sequence[Row]) -> dict[str, str]:
     """Returns the tables by the names that the README has for them."""
+    found = Found(rows)
     made = (rotation, crests, steps, matrices, products, gains, sizes, scales, ahead)
     return {table.__name__: table(found) for table in made}
 

@@ -60,8 +60,14 @@ class Tiles:
         """Returns the mean over its tiles in place of each tensor."""
         return self.of_tensors([values], lambda _, values: values[0].mean(0))
 
-    def amaxes(self, rotation: Hadamard | None) -> np.ndarray:
-        """Returns for each tile the amaxes of both rotated views of its tensor."""
+    def amaxes(self, quantizer: Quantizer) -> np.ndarray:
+        """Returns for each tile the amaxes of both rotated views of its tensor, [n, 2].
+
+        [n, 0] for a quantizer without a tensor scale, which takes none.
+        """
+        if quantizer.tensor_scale is None:
+            return np.zeros((len(self), 0), np.float32)
+        rotation = quantizer.rotation
         if rotation not in self._amaxes:
             values = self.map(_amaxes(rotation))
             ends = np.cumsum([0, *self._counts[:-1]])
@@ -95,10 +101,8 @@ class Views:
 
 def quantized(tiles: Tiles, quantizer: Quantizer) -> Views:
     """Returns both views of all tensors under a quantizer without squares."""
-    amaxes = np.zeros((len(tiles), 0), np.float32)
-    if quantizer.tensor_scale is not None:
-        amaxes = tiles.amaxes(quantizer.rotation)
-    rows, columns, row_use, column_use = tiles.map(_views(quantizer), amaxes)
+    found = tiles.map(_views(quantizer), tiles.amaxes(quantizer))
+    rows, columns, row_use, column_use = found
     return Views(
         rows=tiles.joined(rows),
         columns=tiles.joined(columns),

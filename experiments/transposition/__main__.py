@@ -13,42 +13,19 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tyro.conf import OmitArgPrefixes
+
 from experiments import terminal
 from experiments.folder import Row
+from experiments.operands import command
 from experiments.operands.captures import Source, capture, train
+from experiments.operands.command import Arguments, Study
 from experiments.operands.tiles import Tiles
 from experiments.study import Results
 from experiments.transposition import measure, show
 
-FOLDER = Path(__file__).parent
 
-
-def main(
-    *,
-    run: Path | None = None,
-    out: Path | None = None,
-    tiny: bool = False,
-    show_only: bool = False,
-) -> None:
-    """Measures what is missing, and shows all.
-
-    Args:
-      run: Folder of the training run and of the captures; by default runs/operands.
-      out: Folder of results.jsonl, of the figure and, where there is one, of README.md;
-        by default that of this study.
-      tiny: A very small model, few steps and quantizers, half a minute; by default in
-        runs/operands-tiny.
-      show_only: Measures nothing.
-    """
-    source = Source.of(run, tiny=tiny)
-    out = out or (source.folder / FOLDER.name if tiny else FOLDER)
-    results = Results(out / "results.jsonl")
-    if not show_only:
-        measure_all(source, results, tiny=tiny)
-    show.write(results, out)
-
-
-def measure_all(source: Source, results: Results, *, tiny: bool) -> None:
+def measure_all(source: Source, results: Results, tiny: bool) -> None:
     """Adds the rows that are missing."""
     train(source)
     tiles = functools.lru_cache(maxsize=1)(lambda step: Tiles(capture(source, step)))
@@ -65,6 +42,19 @@ def pieces(source: Source, *, tiny: bool) -> Iterator[Row]:
         blocks = (32,) if few else measure.BLOCKS
         for case in measure.cases(blocks):
             yield {"model": source.model, "seed": 0, "step": step} | case
+
+
+STUDY = Study(
+    folder=Path(__file__).parent,
+    measure=measure_all,
+    draw=show.draw,
+    parts=show.parts,
+)
+
+
+def main(arguments: OmitArgPrefixes[Arguments]) -> None:
+    """Measures what is missing, and shows all."""
+    command.main(STUDY, arguments)
 
 
 if __name__ == "__main__":

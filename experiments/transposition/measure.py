@@ -91,10 +91,8 @@ def measure(tiles: Tiles, quantizer: Quantizer) -> dict[str, Any]:
 
 def quantized(tiles: Tiles, quantizer: Quantizer) -> Quantized:
     """Returns the views of all tensors under a quantizer with 1-D blocks."""
-    amaxes = np.zeros((len(tiles), 0), np.float32)
-    if quantizer.tensor_scale is not None:
-        amaxes = tiles.amaxes(None)[:, :1]
-    rows, columns, squares, mismatch = tiles.map(_views(quantizer), amaxes)
+    found = tiles.map(_views(quantizer), tiles.amaxes(quantizer))
+    rows, columns, squares, mismatch = found
     return Quantized(
         rows=tiles.joined(rows),
         columns=tiles.joined(columns),

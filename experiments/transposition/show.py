@@ -12,20 +12,15 @@ from experiments.folder import Row
 from experiments.operands.cases import BOTH
 from experiments.operands.show import spread
 from experiments.report import tables
-from experiments.study import Results
 from experiments.transposition.measure import BLOCKS, SCALE_NAMES, TENSORS
 
 _COLORS = {"1-D": "C0", "2-D": "C3"}
 _STYLES = dict(zip(SCALE_NAMES, ("-", "--", ":"), strict=True))
 
 
-def write(results: Results, folder: Path) -> None:
-    """Writes the figure, and the tables into the README where there is one."""
-    plot(last(results.rows), folder / "blocks.png")
-    if (readme := folder / "README.md").exists():
-        study.show(readme, parts(results.rows))
-    else:
-        print("\n\n".join(parts(results.rows).values()))
+def draw(rows: Sequence[Row], folder: Path) -> None:
+    """Draws the figure into a folder."""
+    plot(last(rows), folder / "blocks.png")
 
 
 def parts(rows: Sequence[Row]) -> dict[str, str]:
@@ -36,8 +31,7 @@ def parts(rows: Sequence[Row]) -> dict[str, str]:
 
 def last(rows: Sequence[Row]) -> list[Row]:
     """Returns the rows of the last step."""
-    step = max(row["step"] for row in rows)
-    return [row for row in rows if row["step"] == step]
+    return study.matching(rows, step=max(row["step"] for row in rows))
 
 
 def mismatch(rows: Sequence[Row]) -> str:
@@ -130,9 +124,7 @@ def plot(rows: Sequence[Row], path: Path) -> None:
         for axes, (section, name) in zip(line, columns, strict=True):
             for scale, style in _STYLES.items():
                 for shape, color in _COLORS.items():
-                    chosen = [
-                        row for b in BLOCKS for row in _find(rows, grid, scale, b)
-                    ]
+                    chosen = [row for b in BLOCKS for row in _of(rows, grid, scale, b)]
                     mean = [values(r, section, [shape], name).mean() for r in chosen]
                     blocks = [row["block"] for row in chosen]
                     label = f"{shape}, {scale}"
@@ -158,16 +150,15 @@ def values(row: Row, section: str, names: Sequence[str], figure: str) -> np.ndar
 def _cases(rows: Sequence[Row]) -> list[list[Row]]:
     """Returns the rows of both grids, by scale and block."""
     found = [
-        [row for grid in BOTH for row in _find(rows, grid, scale, block)]
+        [row for grid in BOTH for row in _of(rows, grid, scale, block)]
         for scale in SCALE_NAMES
         for block in BLOCKS
     ]
     return [case for case in found if case]
 
 
-def _find(rows: Sequence[Row], grid: str, scale: str, block: int) -> list[Row]:
-    wanted = {"grid": grid, "scale": scale, "block": block}
-    return [row for row in rows if wanted.items() <= row.items()]
+def _of(rows: Sequence[Row], grid: str, scale: str, block: int) -> list[Row]:
+    return study.matching(rows, grid=grid, scale=scale, block=block)
 
 
 def _named(case: Sequence[Row]) -> list[str]:

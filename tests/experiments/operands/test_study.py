@@ -8,8 +8,8 @@ import pytest
 
 from experiments import study
 from experiments.folder import read_log
-from experiments.operands import __main__ as command
-from experiments.operands import captures, cases, show
+from experiments.operands import captures, cases, command, show
+from experiments.operands.__main__ import STUDY
 from experiments.operands.captures import TINY, Source
 from experiments.operands.found import OPERANDS, PRODUCTS, Found
 
@@ -66,9 +66,9 @@ def test_tables_of_known_rows():
 
 
 def test_the_readme_has_the_tables_of_the_rows():
-    found = Found(read_log(command.FOLDER / "results.jsonl"))
-    page = (command.FOLDER / "README.md").read_text("utf-8")
-    assert study.filled(page, show.parts(found)) == page
+    rows = read_log(STUDY.folder / "results.jsonl")
+    page = (STUDY.folder / "README.md").read_text("utf-8")
+    assert study.filled(page, show.parts(rows)) == page
 
 
 def test_what_was_not_measured_is_named():
@@ -95,7 +95,8 @@ def test_goes_on_where_it_was_stopped_and_shows(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(cases, "few_cases", lambda: chosen)
     monkeypatch.setattr(show, "GRIDS", ("E2M1", "UNIFORM"))
     synthetic(tmp_path)
-    command.main(run=tmp_path, out=tmp_path, tiny=True)
+    arguments = command.Arguments(run=tmp_path, out=tmp_path, tiny=True)
+    command.main(STUDY, arguments)
     path = tmp_path / "results.jsonl"
     lines = path.read_text().splitlines()
     rows = [json.loads(line) for line in lines]
@@ -108,7 +109,7 @@ def test_goes_on_where_it_was_stopped_and_shows(tmp_path, monkeypatch, capsys):
     assert all((tmp_path / name).stat().st_size > 10_000 for name in figures)
 
     path.write_text("\n".join(lines[:-1]) + '\n{"section": "quanti')
-    command.main(run=tmp_path, out=tmp_path, tiny=True)
+    command.main(STUDY, arguments)
     assert path.read_text().splitlines() == lines
 
 

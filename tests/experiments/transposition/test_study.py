@@ -8,8 +8,8 @@ from experiments import study
 from experiments.folder import read_log
 from experiments.operands.captures import Capture
 from experiments.operands.tiles import Tiles
-from experiments.transposition import __main__ as command
 from experiments.transposition import measure, show
+from experiments.transposition.__main__ import STUDY
 from fp4jax import Operands
 from fp4jax.numerics import UNIFORM, Quantizer
 
@@ -97,6 +97,6 @@ def test_tables_of_known_rows(tmp_path):
 
 
 def test_the_readme_has_the_tables_of_the_rows():
-    rows = read_log(command.FOLDER / "results.jsonl")
-    page = (command.FOLDER / "README.md").read_text("utf-8")
+    rows = read_log(STUDY.folder / "results.jsonl")
+    page = (STUDY.folder / "README.md").read_text("utf-8")
     assert study.filled(page, show.parts(rows)) == page

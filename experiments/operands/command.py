@@ -1,0 +1,59 @@
+"""The command of a study of captured operands."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from experiments import study
+from experiments.folder import Row
+from experiments.operands.captures import Source
+from experiments.study import Results
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Study:
+    """What is measured of the operands, and how it is shown.
+
+    Attributes:
+      folder: holds README.md and results.jsonl.
+      measure: adds the rows that are missing, of a source, tiny or not.
+      draw: draws figures of rows into a folder.
+      parts: returns the tables of the README by name.
+    """
+
+    folder: Path
+    measure: Callable[[Source, Results, bool], None]
+    draw: Callable[[Sequence[Row], Path], None]
+    parts: Callable[[Sequence[Row]], Mapping[str, str]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arguments:
+    """Measures what is missing, and shows all."""
+
+    run: Path | None = None
+    """folder of the training run and of the captures; by default runs/operands."""
+    out: Path | None = None
+    """folder of results.jsonl, of figures and, where there is one, of README.md; by
+    default that of the study."""
+    tiny: bool = False
+    """a very small model, few steps and quantizers, half a minute; by default in
+    runs/operands-tiny."""
+    show_only: bool = False
+    """measures nothing."""
+
+
+def main(about: Study, arguments: Arguments) -> None:
+    """Runs the command."""
+    source = Source.of(arguments.run, tiny=arguments.tiny)
+    own = source.folder / about.folder.name if arguments.tiny else about.folder
+    out = arguments.out or own
+    results = Results(out / "results.jsonl")
+    if not arguments.show_only:
+        about.measure(source, results, arguments.tiny)
+    about.draw(results.rows, out)
+    parts = about.parts(results.rows)
+    if (readme := out / "README.md").exists():
+        study.show(readme, parts)
+    else:
+        print("\n\n".join(parts.values()))
