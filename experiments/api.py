@@ -29,6 +29,7 @@ PACKAGES = (
     "fp4jax.taps",
     "fp4jax.kernels.choice",
     "fp4jax.kernels.quantize",
+    "fp4jax.kernels.scaled_matmul",
 )
 
 
@@ -70,7 +71,8 @@ def main(out: Path = Path("api")) -> int:
         setattr(module, "__all__", public(module))  # noqa: B010 - which pdoc obeys
     warnings.filterwarnings("ignore", "Error parsing type annotation.*ArrayTree")
     pdoc.render.configure(docformat="google", show_source=False)
-    pdoc.pdoc(*PACKAGES, r"!fp4jax\.\w+(\.\w+)+", *PACKAGES[-2:], output_directory=out)
+    inner = [name for name in PACKAGES if name.count(".") > 1]
+    pdoc.pdoc(*PACKAGES, r"!fp4jax\.\w+(\.\w+)+", *inner, output_directory=out)
     print(f"{out / 'index.html'}: {len(PACKAGES)} pages")
     return 0
 

@@ -1,6 +1,8 @@
 """The figures: operands and products over depth, and what a rotation changes."""
 
+import itertools
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -29,11 +31,7 @@ def depth(found: Found, path: Path) -> None:
     panels = figure.subplots(2, 3, sharex=True).ravel()
     order = [OPERANDS[i] for i in (0, 2, 4, 1, 3, 5)]
     for axes, where in zip(panels, order, strict=True):
-        for grid in BOTH:
-            for rotation, style in _STYLES.items():
-                values = found.of(where, "qsnr", grid=grid, rotation=rotation)
-                label = f"{grid}, RHT {rotation}" if rotation else grid
-                _draw(axes, found, values, label, _COLORS[grid], style)
+        _draw(axes, found, where, "qsnr")
         axes.set(title=" ".join(where))
     panels[0].set(ylabel="QSNR, dB")
     panels[3].set(ylabel="QSNR, dB")
@@ -51,11 +49,7 @@ def shrinkage(found: Found, path: Path) -> None:
     for axes in panels[1:3]:
         axes.sharey(panels[0])
     for axes, where in zip(panels, PRODUCTS, strict=False):
-        for grid in BOTH:
-            for rotation, style in _STYLES.items():
-                values = found.of(where, "eta - 1", grid=grid, rotation=rotation)
-                label = f"{grid}, RHT {rotation}" if rotation else grid
-                _draw(axes, found, values, label, _COLORS[grid], style)
+        _draw(axes, found, where, "eta - 1")
         axes.axhline(0, color="black", linewidth=0.8)
         axes.set(title=f"{where[0]} {where[1]}", xlabel="block")
     for grid in BOTH:
@@ -87,13 +81,17 @@ def change(found: Found, path: Path) -> None:
     save(figure, path, *panels)
 
 
-def _draw(
-    axes: Axes, found: Found, values: np.ndarray, label: str, color: str, style: str
-) -> None:
-    """Draws the mean of the layers of each block, and how far they are apart."""
+def _draw(axes: Axes, found: Found, where: tuple[str, str], name: str) -> None:
+    """Draws the mean of the layers of each block, and how far they are apart.
+
+    Of both grids, without and with a rotation.
+    """
     blocks = np.unique(found.depth)
-    parts = [values[found.depth == block] for block in blocks]
-    mean = [part.mean() for part in parts]
-    axes.plot(blocks, mean, label=label, color=color, linestyle=style, linewidth=1.3)
-    edges = [part.min() for part in parts], [part.max() for part in parts]
-    axes.fill_between(blocks, *edges, color=color, alpha=0.08, linewidth=0)
+    for grid, (rotation, style) in itertools.product(BOTH, _STYLES.items()):
+        values = found.of(where, name, grid=grid, rotation=rotation)
+        parts = [values[found.depth == block] for block in blocks]
+        how: dict[str, Any] = {"color": _COLORS[grid], "linestyle": style}
+        how["label"] = f"{grid}, RHT {rotation}" if rotation else grid
+        axes.plot(blocks, [part.mean() for part in parts], linewidth=1.3, **how)
+        edges = [part.min() for part in parts], [part.max() for part in parts]
+        axes.fill_between(blocks, *edges, color=_COLORS[grid], alpha=0.08, linewidth=0)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fp4jax.kernels.instructions import PORTABLE, Portable
-from fp4jax.numerics import Quantizer, exact, formats, scaling
+from fp4jax.numerics import Quantizer, exact, formats, hadamard, scaling
 from fp4jax.numerics.packing import fits_half_a_byte
 
 Plane = jax.Array
@@ -106,7 +106,7 @@ def _rotated(
 ) -> tuple[list[Plane], np.float32]:
     """Returns planes and what remains to multiply them by, a power of two."""
     size = len(signs)
-    norm = np.float32(1 / math.sqrt(size))
+    norm = np.float32(hadamard.norm(size))
     rotated: list[Plane] = []
     for first in range(0, len(planes), size):
         run = [

@@ -92,7 +92,17 @@ def step_function(
     microbatches: int = 1,
     mesh: Mesh | None = None,
 ) -> Step:
-    """Returns what `make_train_step` compiles, for programs of several steps."""
+    """Returns what `make_train_step` compiles, for programs of several steps.
+
+    Args:
+      graph: as of `make_train_step`.
+      optimizer: likewise.
+      microbatches: likewise.
+      mesh: likewise.
+
+    Raises:
+      ValueError: likewise.
+    """
     if not is_integer(microbatches) or microbatches < 1:
         raise ValueError(
             "make_train_step: microbatches must be a positive integer, got "
