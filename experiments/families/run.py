@@ -30,11 +30,17 @@ DATA = ("data.batch_size=8", "data.sequence_length=128")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the study; the exit status is 1 if a run is not as it must be."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.families.run",
+        description=(__doc__ or "").partition("\n")[0],
+    )
     parser.add_argument("--steps", type=int, default=30, help="of every run")
     parser.add_argument("--jobs", type=int, default=2, help="models trained at a time")
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
-    parser.add_argument("--out", default=str(Path(__file__).parent / "results"))
+    parser.add_argument(
+        "--models", nargs="+", choices=MODELS, default=MODELS, help="which to train"
+    )
+    out = str(Path(__file__).parent / "results")
+    parser.add_argument("--out", default=out, help="folder of results; by default the study's own")
     arguments = parser.parse_args(argv)
     if arguments.steps < 10:
         parser.error(f"--steps must be at least 10, got {arguments.steps}")

@@ -44,13 +44,22 @@ class Arguments:
 
 
 def main(about: Study, arguments: Arguments) -> None:
-    """Runs the command."""
+    """Runs the command.
+
+    Raises:
+      ValueError: there is nothing to show.
+    """
     source = Source.of(arguments.run, tiny=arguments.tiny)
     own = source.folder / about.folder.name if arguments.tiny else about.folder
     out = arguments.out or own
     results = Results(out / "results.jsonl")
     if not arguments.show_only:
         about.measure(source, results, arguments.tiny)
+    if not results.rows:
+        raise ValueError(
+            f"--show-only: {results.path} must have rows, got none. Measure first, "
+            "without --show-only."
+        )
     about.draw(results.rows, out)
     parts = about.parts(results.rows)
     if (readme := out / "README.md").exists():

@@ -41,10 +41,14 @@ RECIPES = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the study; the exit status is 1 if a run is not as it must be."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.user_models.run",
+        description=(__doc__ or "").partition("\n")[0],
+    )
     parser.add_argument("--steps", type=int, default=20, help="of every run")
     parser.add_argument("--jobs", type=int, default=2, help="models trained at a time")
-    parser.add_argument("--out", default=str(Path(__file__).parent / "results.jsonl"))
+    out = str(Path(__file__).parent / "results.jsonl")
+    parser.add_argument("--out", default=out, help="file of results; by default the study's own")
     arguments = parser.parse_args(argv)
     if arguments.steps < 2:
         parser.error(

@@ -113,6 +113,11 @@ def test_goes_on_where_it_was_stopped_and_shows(tmp_path, monkeypatch, capsys):
     assert path.read_text().splitlines() == lines
 
 
+def test_nothing_is_shown_of_no_rows(tmp_path):
+    with pytest.raises(ValueError, match="must have rows, got none. Measure first"):
+        command.main(STUDY, command.Arguments(out=tmp_path, show_only=True))
+
+
 def test_a_capture_is_of_the_step_that_training_took(tmp_path):
     source = captures.dataclasses.replace(TINY, folder=tmp_path)
     captures.train(source)
