@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--models", nargs="+", choices=MODELS, default=MODELS, help="which to train"
     )
     out = str(Path(__file__).parent / "results")
-    parser.add_argument("--out", default=out, help="folder of results; by default the study's own")
+    parser.add_argument("--out", default=out, help="folder for the results")
     arguments = parser.parse_args(argv)
     if arguments.steps < 10:
         parser.error(f"--steps must be at least 10, got {arguments.steps}")

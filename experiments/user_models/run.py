@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=20, help="of every run")
     parser.add_argument("--jobs", type=int, default=2, help="models trained at a time")
     out = str(Path(__file__).parent / "results.jsonl")
-    parser.add_argument("--out", default=out, help="file of results; by default the study's own")
+    parser.add_argument("--out", default=out, help="file for the results")
     arguments = parser.parse_args(argv)
     if arguments.steps < 2:
         parser.error(
