@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from fp4jax.numerics import E4M3, E8M0, Quantizer, blocks, exact, formats
 from fp4jax.numerics.blockwise import Blocks
@@ -121,7 +123,7 @@ def matmul(
         )
         of_a = lax.expand_dims(of_a, range(of_a.ndim, y.ndim))
         of_b = lax.expand_dims(of_b, range(batch, batch + y.ndim - of_b.ndim))
-        return _times_pow2(y, of_a + of_b)
+        return _times_pow2(y, _spread_as(y, of_a) + _spread_as(y, of_b))
 
     return lax.cond(pair[0].fits & pair[1].fits, in_fp8, otherwise)
 
@@ -191,6 +193,16 @@ def _joined(highest: jax.Array, split: Blocks) -> jax.Array:
             exponents = blocks.join_axes(jnp.broadcast_to(of_elements, shape), axis)
             exponents = lax.slice_in_dim(exponents, 0, tiling.shape[axis], axis=axis)
     return exponents
+
+
+def _spread_as(y: jax.Array, x: jax.Array) -> jax.Array:
+    """Returns x, of size 1 along other axes, on explicit mesh axes as y lies there."""
+    sharding = jax.typeof(y).sharding
+    if AxisType.Explicit not in sharding.mesh.axis_types:
+        return x
+    axes = zip(x.shape, sharding.spec, strict=False)
+    spec = P(*(None if size == 1 else names for size, names in axes))
+    return jax.sharding.reshard(x, NamedSharding(sharding.mesh, spec))
 
 
 def _times_pow2(y: jax.Array, exponent: jax.Array) -> jax.Array:

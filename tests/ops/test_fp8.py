@@ -5,6 +5,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import fp4jax
 from fp4jax import recipes
@@ -47,6 +49,31 @@ def product(x, w, *, recipe):
 
 def error(found, expected):
     return np.linalg.norm(found - expected) / np.linalg.norm(expected)
+
+
+@pytest.mark.parametrize(
+    "of_x, of_w", [(P(("a", "b")), P(None, "b")), (P("a"), P("b"))], ids=["n", "k"]
+)
+def test_operands_may_be_spread_on_explicit_axes(of_x, of_w):
+    recipe = dataclasses.replace(recipes.ti2d(block=8), compute="fp8")
+    mesh = jax.make_mesh((2, 2), ("a", "b"), axis_types=(AxisType.Explicit,) * 2)
+    x, w = spread((32, 32), 0, binades=4), spread((32, 32), 1, binades=4)
+
+    def gradients(x, w, out_sharding=None):
+        def total(x, w):
+            dot = functools.partial(fp4jax.dot_general, out_sharding=out_sharding)
+            return dot(x, w, MATRICES, recipe=recipe, key=jax.random.key(3)).sum()
+
+        return jax.jit(jax.grad(total, (0, 1)))(x, w)
+
+    expected = gradients(x, w)
+    with jax.set_mesh(mesh):
+        parts = jax.device_put(
+            (x, w), tuple(NamedSharding(mesh, s) for s in (of_x, of_w))
+        )
+        found = gradients(*parts, out_sharding=P(of_x[0], None))
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", RECIPES)
