@@ -14,7 +14,7 @@ from pathlib import Path
 
 import jax
 
-from experiments import study
+from experiments import record, study
 from experiments.folder import Row
 from experiments.kernels.chosen import Grouped, Quantize, choice
 from experiments.kernels.in_turn import ProcessDied, in_turn
@@ -38,6 +38,7 @@ class How:
       deadline: time of day in seconds by which all must be done.
       lanes: runs of one program side by side; 1: one after another.
       quantize, grouped: the kernels.
+      git: the commit when the command began, before rows were added to its files.
     """
 
     data: DataConfig
@@ -46,6 +47,7 @@ class How:
     lanes: int = 1
     quantize: Quantize = "default"
     grouped: Grouped = "default"
+    git: str | None = dataclasses.field(default_factory=record.git_sha)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,6 +92,7 @@ def prepare(task: Task) -> Callable[[], int]:
         first, whole, how.data.vocab_size, lanes=lanes, kernels=KERNELS(kernels)
     )
     about = {
+        "git": how.git,
         "corpus": corpus.fingerprint,
         "quantize": how.quantize,
         "grouped": how.grouped,

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from experiments import record
 from experiments.many_runs import budget, command, figure, program, queue, text
 from experiments.many_runs.command import Study
 from experiments.many_runs.found import Found
@@ -212,10 +213,12 @@ def test_a_command_trains_what_is_missing(bytes_of_two, corpus, tmp_path, capsys
     # A mixture of bytes: what `--data` alone decides is BPE.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(command, "DataConfig", lambda source: bytes_of_two)
-        study = _study(tmp_path, runs)
+        study, commit = _study(tmp_path, runs), record.git_sha()
+        patch.setattr(record, "git_sha", lambda: "dirty")  # once rows are added
         assert command.main(study, flags) == 0
         rows = Results(tmp_path / "results.jsonl").rows
         assert [row["seed"] for row in rows] == [3, 4]
+        assert {row["git"] for row in rows} == {commit}
         assert command.main(study, flags) == 0
     assert Results(tmp_path / "results.jsonl").rows == rows
     assert " rows" in capsys.readouterr().out
