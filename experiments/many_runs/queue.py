@@ -21,7 +21,7 @@ from experiments.kernels.in_turn import ProcessDied, in_turn
 from experiments.many_runs import budget, text
 from experiments.many_runs.found import Found
 from experiments.many_runs.perform import Setting, TooLong, perform
-from experiments.many_runs.program import compiled
+from experiments.many_runs.program import Program, compiled
 from experiments.many_runs.run import Run
 from fp4jax import data
 from fp4jax.data import DataConfig
@@ -91,14 +91,10 @@ def prepare(task: Task) -> Callable[[], int]:
     program = compiled(
         first, whole, how.data.vocab_size, lanes=lanes, kernels=KERNELS(kernels)
     )
-    about = {
-        "git": how.git,
-        "corpus": corpus.fingerprint,
-        "quantize": how.quantize,
-        "grouped": how.grouped,
-    }
 
     def finish() -> int:
+        about = {"git": how.git, "corpus": corpus.fingerprint}
+        about |= {"quantize": how.quantize, "grouped": how.grouped}
         setting = Setting(
             corpus=corpus,
             data=how.data,
@@ -106,27 +102,28 @@ def prepare(task: Task) -> Callable[[], int]:
             deadline=how.deadline,
             about=about,
         )
-        results = study.Results(how.out)
-        done = 0
-        size = max(1, lanes)
-        for start in range(0, len(task.runs), size):
-            runs = task.runs[start : start + size]
-            cost, is_measured = budget.seconds(runs[0], Found(results.rows))
-            if is_measured and time.time() + cost * len(runs) > how.deadline:
-                print(f"{_name(runs[0])}: left out, it takes {cost:.0f} s", flush=True)
-                break
-            try:
-                rows = perform(program, runs, setting)
-            except TooLong as error:
-                print(f"{_name(runs[0])}: left out, {error}", flush=True)
-                break
-            for row in rows:
-                results.add(row)
-                _say(row)
-            done += len(rows)
-        return done
+        return _finish(task, program, setting)
 
     return finish
+
+
+def _finish(task: Task, program: Program, setting: Setting) -> int:
+    """Performs the runs of a task that there is time for; returns how many."""
+    results, size = study.Results(task.how.out), max(1, program.lanes)
+    for start in range(0, len(task.runs), size):
+        runs = task.runs[start : start + size]
+        cost, is_measured = budget.seconds(runs[0], Found(results.rows))
+        try:
+            if is_measured and time.time() + cost * len(runs) > setting.deadline:
+                raise TooLong(cost * len(runs))
+            rows = perform(program, runs, setting)
+        except TooLong as error:
+            print(f"{_name(runs[0])}: left out, {error}", flush=True)
+            return start
+        for row in rows:
+            results.add(row)
+            _say(row)
+    return len(task.runs)
 
 
 def _name(run: Run) -> str:

@@ -1,5 +1,6 @@
 import dataclasses
 import time
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -249,7 +250,8 @@ def test_a_run_that_would_take_too_long_is_left_out(tmp_path, capsys, bytes_of_t
     results.add(row(dataclasses.replace(RUN, seed=9)))
     how = How(data=bytes_of_two, out=results.path, deadline=time.time() + 60)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(queue, "compiled", lambda *args, **kwargs: None)
+        nothing = SimpleNamespace(lanes=0)
+        patch.setattr(queue, "compiled", lambda *args, **kwargs: nothing)
         assert queue.prepare(Task((RUN,), how))() == 0
     assert "left out" in capsys.readouterr().out
     assert len(Results(results.path).rows) == 1
