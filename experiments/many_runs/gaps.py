@@ -4,12 +4,27 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from scipy import stats
 
 from experiments.folder import Row
 from experiments.many_runs.found import loss
 from experiments.presets import REFERENCE
 
-_BEYOND = 2.0  # standard errors, from which on two policies differ
+_CONFIDENCE = 0.95  # that a difference is none of seeds
+
+
+class Deviation(NamedTuple):
+    """A standard deviation.
+
+    Attributes:
+      value: of one run.
+      freedom: degrees of freedom of the estimate.
+    """
+
+    value: float
+    freedom: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,12 +90,12 @@ def gaps(rows: Sequence[Row], domain: str = "all") -> list[Gap]:
     return [of(policy, group) for policy, group in by_policy.items()]
 
 
-def spread(found: Sequence[Gap]) -> float | None:
+def spread(found: Sequence[Gap]) -> Deviation | None:
     """Returns the standard deviation of a gap over seeds, pooled over policies."""
     return pooled(each.gaps for each in found if each.policy != REFERENCE)
 
 
-def pooled(groups: Iterable[Sequence[float]]) -> float | None:
+def pooled(groups: Iterable[Sequence[float]]) -> Deviation | None:
     """Returns the standard deviation within groups, of their finite values.
 
     s^2 = sum (x - mean of its group)^2 / sum (size of a group - 1)
@@ -93,11 +108,11 @@ def pooled(groups: Iterable[Sequence[float]]) -> float | None:
         return None
     freedom = sum(len(group) - 1 for group in several)
     squares = sum(statistics.variance(g) * (len(g) - 1) for g in several)
-    return math.sqrt(squares / freedom)
+    return Deviation(math.sqrt(squares / freedom), freedom)
 
 
-def verdict(a: Gap, b: Gap, deviation: float | None) -> str:
-    """Returns whether a is better or worse than b, by two standard errors of seeds.
+def verdict(a: Gap, b: Gap, deviation: Deviation | None) -> str:
+    """Returns whether a is better or worse than b: Student's t at 95%, two-sided.
 
     Args:
       a: a policy.
@@ -106,10 +121,11 @@ def verdict(a: Gap, b: Gap, deviation: float | None) -> str:
     """
     if deviation is None or not (a.gaps and b.gaps):
         return "not known"
-    error = deviation * math.sqrt(1 / len(a.gaps) + 1 / len(b.gaps))
+    error = deviation.value * math.sqrt(1 / len(a.gaps) + 1 / len(b.gaps))
+    errors = stats.t.ppf((1 + _CONFIDENCE) / 2, deviation.freedom)
     difference = a.mean - b.mean
     if not math.isfinite(difference):
         return "diverged"
-    if abs(difference) <= _BEYOND * error:
+    if abs(difference) <= errors * error:
         return "within seeds"
     return "better" if difference < 0 else "worse"

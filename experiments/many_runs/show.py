@@ -41,7 +41,7 @@ def of_gaps(rows: Sequence[Row], base: str) -> str:
         )
 
     lines = tables.markdown(header, [cells(each) for each in found])
-    known = "not known" if deviation is None else f"{deviation:.2f} points"
+    known = "not known" if deviation is None else f"{deviation.value:.2f} points"
     return f"{lines}\n\nStandard deviation of a gap over seeds, pooled: {known}."
 
 

@@ -94,7 +94,8 @@ def deviation(points: Sequence[Point]) -> float | None:
     by_flops: dict[float, list[float]] = {}
     for point in points:
         by_flops.setdefault(point.flops, []).append(point.value)
-    return pooled(by_flops.values())
+    found = pooled(by_flops.values())
+    return None if found is None else found.value
 
 
 def intervals(

@@ -11,7 +11,7 @@ from experiments import record
 from experiments.many_runs import budget, command, figure, program, queue, text
 from experiments.many_runs.command import Study
 from experiments.many_runs.found import Found
-from experiments.many_runs.gaps import Gap, gaps, pooled, spread, verdict
+from experiments.many_runs.gaps import Deviation, Gap, gaps, pooled, spread, verdict
 from experiments.many_runs.queue import How, Task
 from experiments.many_runs.run import Run
 from experiments.many_runs.shapes import SHAPES
@@ -160,12 +160,12 @@ def test_gaps_are_taken_seed_by_seed():
     found = gaps([row(run, loss) for run, loss in losses.items()])
     assert found[1].gaps == pytest.approx((1.0, 2.0))
     assert found[1].own_gaps == found[1].gaps
-    assert spread(found) == pytest.approx(np.std((1.0, 2.0), ddof=1))
+    assert spread(found) == pytest.approx((np.std((1.0, 2.0), ddof=1), 1))
 
 
 def test_the_deviation_is_within_groups_of_what_is_finite():
     groups = [(0.0, 2.0), (5.0, 7.0, np.nan), (9.0,)]
-    assert pooled(groups) == pytest.approx(np.sqrt(2))
+    assert pooled(groups) == pytest.approx((np.sqrt(2), 2))
     assert pooled(groups[2:]) is None
 
 
@@ -180,14 +180,16 @@ def test_curves_are_means_of_the_last_losses(count):
 @pytest.mark.parametrize(
     ("mean", "deviation", "expected"),
     [
-        (1.0, 0.1, "worse"),
-        (-1.0, 0.1, "better"),
-        (0.1, 0.1, "within seeds"),
+        (1.0, Deviation(0.1, 4), "worse"),
+        (-1.0, Deviation(0.1, 4), "better"),
+        (0.1, Deviation(0.1, 4), "within seeds"),
+        (0.35, Deviation(0.1, 4), "within seeds"),  # t is 2.78
+        (0.35, Deviation(0.1, 20), "worse"),  # and 2.09
         (1.0, None, "not known"),
-        (np.nan, 0.1, "diverged"),
+        (np.nan, Deviation(0.1, 4), "diverged"),
     ],
 )
-def test_a_verdict_needs_two_standard_errors(mean, deviation, expected):
+def test_a_verdict_is_by_student_s_t(mean, deviation, expected):
     gap = lambda value: Gap(
         policy="p",
         losses=(2.0,),
