@@ -11,16 +11,7 @@ from fp4jax.numerics import Quantizer
 
 
 def amax(x: jax.Array, side: int, *, interpret: Any = None) -> jax.Array:
-    """Returns the amax of each square block of a matrix, NaN where it has one.
-
-    Args:
-      x: float32 or bfloat16 [r, c].
-      side: of a block in elements.
-      interpret: as `plgpu.kernel` takes it.
-
-    Returns:
-      Float32 [r / side, c / side].
-    """
+    """Returns `reference.amax`; `interpret` is as `plgpu.kernel` takes it."""
     geometry = _geometry(x, side, 1, interpret)
 
     def kernel(x_ref, out_ref):
@@ -42,16 +33,14 @@ def encode(
     noise: jax.Array | None = None,
     interpret: Any = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Returns a quantized matrix and its transpose in E4M3, from one read.
-
-    values scale powers[0],  (values scale powers[1])^T
+    """Returns `reference.encode`, of one read.
 
     Args:
-      x: float32 or bfloat16 [r, c].
-      quantizer: of square blocks and scales that are powers of two.
-      powers: float32 [2, r / b, c / b], powers of two of each block of b x b elements.
-      axis: the contraction axis, for quantizers that draw.
-      noise: uint32 [4], two words of a key, row and column of the first element.
+      x: as of the reference, and so on.
+      quantizer: likewise.
+      powers: likewise.
+      axis: likewise.
+      noise: likewise.
       interpret: as `plgpu.kernel` takes it.
     """
     geometry = _geometry(x, quantizer.block_size, axis, interpret)
