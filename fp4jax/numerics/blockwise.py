@@ -237,19 +237,36 @@ def _tensor_level(
     They are scalars, or of groups [t, 1, ...], one entry for each of the first axis.
     """
     if quantizer.tensor_scale is None:
+        amax = None
+    else:
+        if amax is None:
+            amax = (blocks if groups is None else groups).amax(block_amax)
+        amax = jnp.asarray(amax, jnp.float32)
+        if groups is not None:
+            amax = groups.spread(amax, block_amax.ndim)
+    factor, tensor_scale = tensor_level(quantizer, amax)
+    return factor, amax, tensor_scale
+
+
+def tensor_level(
+    quantizer: Quantizer, amax: jax.Array | None
+) -> tuple[jax.Array | None, jax.Array | None]:
+    """Returns s_enc, and what multiplies every scale: 1 / s_enc, or 1 / prescale.
+
+    Args:
+      quantizer: of one or two levels; of one, s_enc is None.
+      amax: float32, of what has a tensor scale in common; None where nothing has.
+    """
+    if quantizer.tensor_scale is None:
         prescale = quantizer.scale.prescale
-        return None, None, None if prescale is None else jnp.float32(1 / prescale)
-    if amax is None:
-        amax = (blocks if groups is None else groups).amax(block_amax)
-    amax = jnp.asarray(amax, jnp.float32)
-    if groups is not None:
-        amax = groups.spread(amax, block_amax.ndim)
+        return None, None if prescale is None else jnp.float32(1 / prescale)
+    assert amax is not None
     # A padded scale leaves the tensor's level alone; MS-EDEN's headroom is of both.
     g_max = quantizer.grid.max
     if isinstance(quantizer.rounding, MSEden):
         g_max = g_max / quantizer.rounding.headroom
     factor = scaling.tensor_factor(amax, quantizer.tensor_scale, g_max)
-    return factor, amax, exact.reciprocal(factor)
+    return factor, exact.reciprocal(factor)
 
 
 def _best_candidate(

@@ -16,7 +16,8 @@ from fp4jax.kernels.quantize import partition
 from fp4jax.kernels.quantize.backends import Backend, whole_blocks
 from fp4jax.kernels.quantize.outputs import Output, Quantized
 from fp4jax.kernels.quantize.part import Call, Scalars
-from fp4jax.numerics import Quantizer, Site, blocks, exact, hadamard, scaling
+from fp4jax.numerics import Quantizer, Site, blocks, hadamard
+from fp4jax.numerics.blockwise import tensor_level
 
 
 def quantize(
@@ -47,14 +48,8 @@ def quantize(
     x, scalars = lax.stop_gradient((x, scalars))
     found = fp4_quantize(x, scalars, call=call)
     amax = found[-1] if call.reads_all(scalars) else scalars.amax
-    tensor_scale = signs = None
-    if quantizer.tensor_scale is not None:
-        assert amax is not None
-        g_max = quantizer.grid.max
-        factor = scaling.tensor_factor(amax, quantizer.tensor_scale, g_max)
-        tensor_scale = exact.reciprocal(factor)
-    elif quantizer.scale.prescale is not None:
-        tensor_scale = jnp.float32(1 / quantizer.scale.prescale)
+    _, tensor_scale = tensor_level(quantizer, amax)
+    signs = None
     if quantizer.rotation is not None:
         signs = hadamard.sign_vector(quantizer.rotation, key, site.signs_stream)
     arrays = dict(zip(call.outputs, found, strict=False))

@@ -13,11 +13,10 @@ from fp4jax.numerics import (
     Quantizer,
     Site,
     Stochastic,
-    exact,
     hadamard,
     random_bits,
-    scaling,
 )
+from fp4jax.numerics.blockwise import tensor_level
 from fp4jax.numerics.rounding import Nearest
 
 
@@ -72,16 +71,12 @@ def quantize(
       site: likewise.
     """
     view, rotation = View.of(x, axis), quantizer.rotation
-    signs = factor = noise = tensor_scale = None
+    signs = noise = None
     if rotation is not None:
         signs = hadamard.signs_of(rotation, key, site.signs_stream)
-    if quantizer.tensor_scale is not None:
-        assert amax is not None
-        factor = scaling.tensor_factor(amax, quantizer.tensor_scale, quantizer.grid.max)
-        tensor_scale = exact.reciprocal(factor)
+    factor, tensor_scale = tensor_level(quantizer, amax)
+    if factor is not None and tensor_scale is not None:
         factor = jnp.stack([factor, tensor_scale])
-    elif quantizer.scale.prescale is not None:
-        tensor_scale = jnp.float32(1 / quantizer.scale.prescale)
     if quantizer.is_stochastic:
         assert key is not None
         noise = random_bits.place(key, site.rounding_stream, start)
