@@ -25,8 +25,7 @@ from experiments.kernels.linear import LAYERS
 from experiments.kernels.timing import measurements
 from fp4jax import recipes
 from fp4jax.kernels.quantize import Output, Quantized, Written, quantize
-from fp4jax.kernels.scaled_matmul import MOSAIC, XLA
-from fp4jax.kernels.scaled_matmul.reference import Side
+from fp4jax.kernels.scaled_matmul import MOSAIC, XLA, Side
 from fp4jax.numerics import Quantizer
 from fp4jax.numerics.blocks import Tiling
 from fp4jax.recipes import Recipe

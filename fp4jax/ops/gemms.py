@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import AxisType
 
 from fp4jax.kernels.quantize import Output
-from fp4jax.kernels.scaled_matmul.reference import float32_sums, in_turn
+from fp4jax.kernels.sums import float32_sums, in_turn
 from fp4jax.numerics import Site, blocks
 from fp4jax.numerics.groups import Groups
 from fp4jax.ops import fp8, native, packed

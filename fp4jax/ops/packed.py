@@ -8,8 +8,7 @@ import jax.numpy as jnp
 
 from fp4jax.kernels.choice import chosen
 from fp4jax.kernels.quantize import Output, Written
-from fp4jax.kernels.scaled_matmul import scaled_matmul
-from fp4jax.kernels.scaled_matmul.reference import Side
+from fp4jax.kernels.scaled_matmul import Side, scaled_matmul
 from fp4jax.ops.operands import Operand
 
 
