@@ -18,9 +18,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from fp4jax.kernels import registers
-from fp4jax.kernels.instructions import PORTABLE, Nvidia, Portable
+from fp4jax.kernels.instructions import Nvidia
 from fp4jax.kernels.planes import Plane
 from fp4jax.numerics import random_bits
+from fp4jax.numerics.instructions import PORTABLE, Portable
 
 Where = tuple[Any, Any]  # row and column of a program in the grid
 
@@ -81,7 +82,7 @@ class Geometry(abc.ABC):
 
     @abc.abstractmethod
     def load(self, ref: Any, where: Where) -> list[Plane]:
-        """Returns the planes of a program's tile."""
+        """Returns the planes of a program's tile in float32."""
 
     @abc.abstractmethod
     def elements(self, bits: int, dtype: Any) -> jax.ShapeDtypeStruct:
@@ -116,10 +117,8 @@ class Geometry(abc.ABC):
         """What rounds planes and finds codes."""
         if self.interpret:
             return PORTABLE
-        add, divide = registers.add_down, registers.reciprocal
-        return Nvidia(
-            *(functools.partial(function, lane=self.lane) for function in (add, divide))
-        )
+        functions = registers.add_down, registers.reciprocal, registers.high_halves
+        return Nvidia(*(functools.partial(f, lane=self.lane) for f in functions))
 
     @abc.abstractmethod
     def _pairs(self, where: Where) -> Callable[[int], tuple[Plane, Plane]]:
@@ -173,6 +172,11 @@ class Geometry(abc.ABC):
             return random_bits.uniform16_pair(words, row, half_column)
 
         return bits
+
+    def _float32(self, plane: Plane) -> Plane:
+        if self.interpret or plane.dtype != jnp.bfloat16:
+            return plane.astype(jnp.float32)
+        return registers.widen(plane, self.lane)
 
     def _iota(self, axis: int) -> Plane:
         """Returns the index along an axis of a plane, uint32."""

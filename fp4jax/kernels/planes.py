@@ -14,9 +14,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from fp4jax.kernels.instructions import PORTABLE, Portable
 from fp4jax.numerics import Quantizer, exact, formats, hadamard, scaling
+from fp4jax.numerics.instructions import PORTABLE, Portable
 from fp4jax.numerics.packing import fits_half_a_byte
 
 Plane = jax.Array
@@ -74,7 +75,7 @@ def quantize(
             headroom=quantizer.headroom,
             factor=encode,
             inverse_factor=decode,
-            reciprocal=instructions.reciprocal,
+            instructions=instructions,
         )
         values += [plane * (inverse * norm) for plane in block]
         scales.append(scale)
@@ -164,25 +165,25 @@ def packed(
       bits: of an integer, 8 or 32; the first code is in its lowest.
       instructions: that find codes.
     """
-    grid = quantizer.grid
-    width = code_bits(grid)
-    codes = [instructions.code(value, grid) for value in quantized.values]
-    room = bits // width
-    words: list[Plane] = []
-    for first in range(0, len(codes), room):
-        *lower, word = codes[first : first + room]
-        for code in reversed(lower):
-            word = (word << width) | code
-        words.append(word)
-    return words
+    width = code_bits(quantizer.grid)
+    how = quantizer.grid, width, bits // width
+    return instructions.words(quantized.values, *how)
 
 
-def scale_codes(quantized: Quantized, quantizer: Quantizer) -> list[Plane]:
+def scale_codes(
+    quantized: Quantized, quantizer: Quantizer, instructions: Portable = PORTABLE
+) -> list[Plane]:
     """Returns scales as they are stored: int32 codes, or float32 scales themselves."""
     fmt = quantizer.scale.format
     if fmt == formats.F32:
         return list(quantized.scales)
-    return [formats.magnitude_code(scale, fmt) for scale in quantized.scales]
+
+    def code(scale: Plane) -> Plane:
+        found = lax.bitcast_convert_type(instructions.code(scale, fmt), jnp.int32)
+        assert fmt.nan_code is not None
+        return jnp.where(jnp.isnan(scale), fmt.nan_code, found)
+
+    return [code(scale) for scale in quantized.scales]
 
 
 def _signed(plane: Plane, sign: float | jax.Array) -> Plane:

@@ -13,7 +13,7 @@ from jax import lax
 from jax.experimental.mosaic.gpu import fragmented_array as fragments
 from jax.experimental.mosaic.gpu import utils
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import llvm, vector
+from jaxlib.mlir.dialects import arith, llvm, vector
 
 from fp4jax.kernels.devices import WARPGROUP
 
@@ -101,30 +101,28 @@ def column_layout(side: int) -> Layout:
 
 
 def split(x: jax.Array, size: int, layout: Layout, shape, lane: Layout):
-    """Returns the elements of each thread as planes.
+    """Returns the elements of each thread as planes of float32.
 
     Args:
-      x: an array of which each thread holds rows of `size` elements.
+      x: float32 or bfloat16, of which each thread holds rows of `size` elements.
       size: the number of planes.
       layout: of x.
       shape: of a plane.
       lane: its layout.
     """
-    count, dtype = math.prod(shape) // WARPGROUP, x.dtype
+    count, dtype = math.prod(shape) // WARPGROUP, jnp.float32
     plane = plgpu.ShapeDtypeStruct(shape, dtype, layout=lane.pallas)
 
     @plgpu.inline_mgpu(arg_types=(layout.pallas,), return_type=(plane,) * size)
     def planes(_, x):
-        vectors = x.registers.reshape(count, -1)
-        vector = size // vectors.shape[1]
-
-        def element(i: int, j: int):
-            k = j % vector
-            return utils.vector_slice(vectors[i, j // vector], slice(k, k + 1))
-
+        of_threads = [
+            [element for vector in row for element in _widened(vector)]
+            for row in x.registers.reshape(count, -1)
+        ]
+        kind = ir.VectorType.get((1,), ir.F32Type.get())
         return tuple(
-            lane.array([element(i, j) for i in range(count)], shape, dtype)
-            for j in range(size)
+            lane.array([vector.broadcast(kind, e) for e in elements], shape, dtype)
+            for elements in zip(*of_threads, strict=True)
         )
 
     return list(planes(x))
@@ -196,6 +194,20 @@ def e4m3_word(planes: Sequence[jax.Array], lane: Layout, interpret: bool) -> jax
     return convert(*planes)
 
 
+def widen(plane: jax.Array, lane: Layout) -> jax.Array:
+    """Returns bfloat16 in float32."""
+    floats = plgpu.ShapeDtypeStruct(plane.shape, jnp.float32, layout=lane.pallas)
+
+    @plgpu.inline_mgpu(arg_types=(lane.pallas,), return_type=floats)
+    def apply(_, plane):
+        held = plane.registers.flat
+        kind = ir.VectorType.get(held[0].type.shape, ir.F32Type.get())
+        vectors = [vector.from_elements(kind, _widened(x)) for x in held]
+        return lane.array(vectors, floats.shape, jnp.float32)
+
+    return apply(plane)
+
+
 def add_down(
     plane: jax.Array, offset: jax.Array | np.float32, lane: Layout
 ) -> jax.Array:
@@ -210,25 +222,57 @@ def reciprocal(plane: jax.Array, lane: Layout) -> jax.Array:
     return _each("rcp.rn.f32 $0, $1;", lane, plane)
 
 
+def high_halves(first: jax.Array, second: jax.Array, lane: Layout) -> jax.Array:
+    """Returns uint32 of the upper 16 bits of two, the first's above."""
+    return _each("prmt.b32 $0, $2, $1, 0x7632;", lane, first, second)
+
+
 def _each(instruction: str, lane: Layout, *planes: jax.Array) -> jax.Array:
-    """Returns a float32 plane of what an instruction makes of each element."""
-    floats = plgpu.ShapeDtypeStruct(planes[0].shape, jnp.float32, layout=lane.pallas)
+    """Returns a plane of what an instruction makes of each element, of their type."""
+    shape, dtype = planes[0].shape, planes[0].dtype
+    out = plgpu.ShapeDtypeStruct(shape, dtype, layout=lane.pallas)
+    register = "f" if dtype == jnp.float32 else "r"
+    constraints = ",".join([f"={register}", *[register] * len(planes)])
 
     def of_vectors(*vectors: ir.Value) -> ir.Value:
+        kind: Any = vectors[0].type
         found: list[Any] = [
-            llvm.inline_asm(
-                ir.F32Type.get(), x, instruction, ",".join(["=f", *"f" * len(x)])
-            )
+            llvm.inline_asm(kind.element_type, x, instruction, constraints)
             for x in zip(*map(_elements_of, vectors), strict=True)
         ]
-        return vector.from_elements(vectors[0].type, found)
+        return vector.from_elements(kind, found)
 
-    @plgpu.inline_mgpu(arg_types=(lane.pallas,) * len(planes), return_type=floats)
+    @plgpu.inline_mgpu(arg_types=(lane.pallas,) * len(planes), return_type=out)
     def apply(_, *planes):
         held = zip(*(plane.registers.flat for plane in planes), strict=True)
-        return lane.array([of_vectors(*x) for x in held], floats.shape, jnp.float32)
+        return lane.array([of_vectors(*x) for x in held], shape, dtype)
 
     return apply(*planes)
+
+
+def _widened(x: ir.Value) -> list[ir.Value]:
+    """Returns the elements of a vector, of bfloat16 by an instruction each."""
+    kind: Any = x.type
+    (size,), f32 = kind.shape, ir.F32Type.get()
+    if not isinstance(kind.element_type, ir.BF16Type):
+        return _elements_of(x)
+    if size % 2:
+        return _elements_of(arith.extf(ir.VectorType.get((size,), f32), x))
+    i32 = ir.IntegerType.get_signless(32)
+    words = utils.bitcast(x, ir.VectorType.get((size // 2,), i32))
+
+    def constant(value: int) -> ir.Value:
+        attribute = ir.IntegerAttr.get(i32, value)
+        splat = ir.DenseElementsAttr.get_splat(words.type, attribute)
+        return arith.constant(words.type, splat)
+
+    halves = (
+        arith.shli(words, constant(16)),
+        arith.andi(words, constant(-(2**16))),
+    )
+    floats = ir.VectorType.get((size // 2,), f32)
+    pairs = zip(*(_elements_of(utils.bitcast(h, floats)) for h in halves), strict=True)
+    return [element for pair in pairs for element in pair]
 
 
 def _elements_of(x: ir.Value) -> list[ir.Value]:

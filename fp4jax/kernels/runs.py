@@ -33,6 +33,10 @@ class Runs(Geometry, abc.ABC):
     width: int
 
     @property
+    def word(self) -> int:
+        return 32
+
+    @property
     def planes(self) -> int:
         return self.size
 
@@ -62,10 +66,6 @@ class Rows(Runs):
     """Runs that are pieces of rows."""
 
     @property
-    def word(self) -> int:
-        return 32
-
-    @property
     def lane(self) -> registers.Layout:
         return registers.lane_layout(1)
 
@@ -81,7 +81,7 @@ class Rows(Runs):
         layout = registers.run_layout(self.size, ref.dtype)
         x = registers.load(ref.at[self._tile(where)], layout)
         if self.interpret:
-            return [x[:, j] for j in range(self.size)]
+            return [x[:, j].astype(jnp.float32) for j in range(self.size)]
         return registers.split(x, self.size, layout, self.plane, self.lane)
 
     def elements(self, bits: int, dtype: Any) -> jax.ShapeDtypeStruct:
@@ -117,10 +117,6 @@ class Columns(Runs):
     """Runs that go down the columns."""
 
     @property
-    def word(self) -> int:
-        return 8
-
-    @property
     def lane(self) -> registers.Layout:
         return registers.lane_layout(self.width)
 
@@ -136,7 +132,7 @@ class Columns(Runs):
 
     def load(self, ref: Any, where: Where) -> list[Plane]:
         tiles = (ref.at[self._tile(where, j)] for j in range(self.size))
-        return [registers.load(tile, self.lane) for tile in tiles]
+        return [self._float32(registers.load(tile, self.lane)) for tile in tiles]
 
     def elements(self, bits: int, dtype: Any) -> jax.ShapeDtypeStruct:
         rows, size, columns = self.view
@@ -148,6 +144,8 @@ class Columns(Runs):
         return jax.ShapeDtypeStruct((rows, size // self.block, columns), dtype)
 
     def store(self, ref: Any, where: Where, planes: Sequence[Plane]) -> None:
+        if (count := ref.shape[1] // len(planes)) > 1:  # of words: a byte to each row
+            planes = [plane >> (8 * i) for plane in planes for i in range(count)]
         for j, plane in enumerate(planes):
             registers.store(ref.at[self._tile(where, j)], plane.astype(ref.dtype))
 

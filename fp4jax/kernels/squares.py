@@ -200,7 +200,7 @@ class Squares(Geometry):
         warps, down, across, rows, columns = self._patches
         x = x.reshape(down, rows, warps, across, columns, PATCH[1])
         x = x.transpose(2, 0, 3, 1, 4, 5).reshape(*self.plane, PATCH[1])
-        return [x[..., j] for j in range(PATCH[1])]
+        return [x[..., j].astype(jnp.float32) for j in range(PATCH[1])]
 
     def _join(self, planes, layout, shape, dtype, order: tuple[int, ...]) -> jax.Array:
         if not self.interpret:

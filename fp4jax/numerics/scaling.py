@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Literal, get_args
 
 import jax
@@ -18,10 +17,9 @@ from fp4jax.numerics.formats import (
     UE5M3_FN,
     Format,
 )
-from fp4jax.numerics.rounding import round_nearest
+from fp4jax.numerics.instructions import PORTABLE, Portable
 
 Rule = Literal["floor", "truncation_free", "even"]
-Reciprocal = Callable[[jax.Array], jax.Array]
 _RULES = get_args(Rule)
 # A scale of 3 mantissa bits, rounded down by half a step, lets elements overshoot by
 # this.
@@ -217,7 +215,7 @@ def block_scale(
     headroom: float = 1.0,
     factor: jax.Array | None = None,
     inverse_factor: jax.Array | None = None,
-    reciprocal: Reciprocal = exact.reciprocal,
+    instructions: Portable = PORTABLE,
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the scale of each block and the number its elements are multiplied by.
 
@@ -230,7 +228,7 @@ def block_scale(
       headroom: what g_max is divided by, for scales of 3 mantissa bits.
       factor: s_enc of a two-level scale, from `tensor_factor`; None means 1.
       inverse_factor: 1 / factor, correctly rounded, where it is known.
-      reciprocal: `exact.reciprocal`, or what gives the same.
+      instructions: that round and divide.
 
     Returns:
       (scale, inv), float32 of the shape of `amax`; `scale` is a member of the format.
@@ -241,12 +239,12 @@ def block_scale(
             inverse = inverse * np.float32(scale.prescale)
     elif scale.format == F32:
         value = jnp.where(amax < TINY_BLOCK, 0, amax * np.float32(1 / grid.max))
-        inverse = _reciprocal_or_zero(value, reciprocal)
+        inverse = _reciprocal_or_zero(value, instructions)
     else:
         per_unit = np.float32(headroom / grid.max)
         scaled = amax * (per_unit if factor is None else factor * per_unit)
         value, inverse = _rounded_scale(
-            scaled, scale.format, factor, inverse_factor, reciprocal
+            scaled, scale.format, factor, inverse_factor, instructions
         )
     return _poisoned(amax, factor, value, inverse)
 
@@ -272,17 +270,17 @@ def _rounded_scale(
     fmt: Format,
     factor: jax.Array | None,
     inverse_factor: jax.Array | None = None,
-    reciprocal: Reciprocal = exact.reciprocal,
+    instructions: Portable = PORTABLE,
 ) -> tuple[jax.Array, jax.Array]:
     """Rounds scales to a format of 3 mantissa bits; returns them and 1 / decoded."""
-    value = round_nearest(scaled, fmt)
+    value = instructions.nearest(scaled, fmt)
     if replaces_zero(fmt):
         value = jnp.where(value == 0, jnp.float32(1), value)
     if factor is None:
-        return value, _reciprocal_or_zero(value, reciprocal)
+        return value, _reciprocal_or_zero(value, instructions)
     if inverse_factor is None:
-        inverse_factor = reciprocal(factor)
-    return value, _reciprocal_or_zero(value * inverse_factor, reciprocal)
+        inverse_factor = instructions.reciprocal(factor)
+    return value, _reciprocal_or_zero(value * inverse_factor, instructions)
 
 
 def replaces_zero(fmt: Format) -> bool:
@@ -298,10 +296,10 @@ def _poisoned(amax, factor, value, inverse) -> tuple[jax.Array, jax.Array]:
     return jnp.where(finite, value, jnp.nan), jnp.where(finite, inverse, jnp.nan)
 
 
-def _reciprocal_or_zero(scale: jax.Array, reciprocal: Reciprocal) -> jax.Array:
+def _reciprocal_or_zero(scale: jax.Array, instructions: Portable) -> jax.Array:
     """Returns 1/scale; 0 of zero and of subnormals, whose reciprocal may overflow."""
     is_normal = scale >= jnp.finfo(jnp.float32).tiny
-    inverse = reciprocal(jnp.where(is_normal, scale, 1))
+    inverse = instructions.reciprocal(jnp.where(is_normal, scale, 1))
     return jnp.where(is_normal, inverse, 0)
 
 

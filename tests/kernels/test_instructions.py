@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fp4jax.kernels.instructions import PORTABLE, Nvidia
-from fp4jax.numerics.formats import GRIDS
+from fp4jax.kernels.instructions import Nvidia
+from fp4jax.numerics.formats import E2M1, F32, GRIDS, SCALE_FORMATS, UNIFORM
+from fp4jax.numerics.instructions import PORTABLE
 
 
 def add_down(t, offset):
@@ -17,7 +18,11 @@ def add_down(t, offset):
     return jnp.asarray(down, jnp.float32)
 
 
-NVIDIA = Nvidia(add_down, jnp.reciprocal)
+def high_halves(first, second):
+    return (first & np.uint32(0xFFFF0000)) | (second >> 16)
+
+
+NVIDIA = Nvidia(add_down, jnp.reciprocal, high_halves)
 
 
 def magnitudes(grid):
@@ -53,3 +58,23 @@ def test_codes_equal_the_reference(grid):
     codes = NVIDIA.code(values, grid)  # of NumPy, which keeps subnormals
     expected = jax.jit(PORTABLE.code, static_argnums=1)(values, grid)
     np.testing.assert_array_equal(codes, expected)
+
+
+@pytest.mark.parametrize("fmt", [f for f in SCALE_FORMATS if f != F32], ids=str)
+def test_codes_of_scales_equal_the_reference(fmt):
+    scales = np.float32(fmt.magnitudes)[fmt.exponent_bits == 8 :]  # no subnormal
+    codes = NVIDIA.code(scales, fmt)
+    expected = jax.jit(PORTABLE.code, static_argnums=1)(scales, fmt)
+    np.testing.assert_array_equal(codes, expected)
+
+
+@pytest.mark.parametrize("grid", [E2M1, UNIFORM], ids=str)
+def test_words_equal_the_reference(grid):
+    members = np.float32(grid.magnitudes)
+    members = np.concatenate([members, -members])
+    values = np.random.default_rng(0).choice(members, (16, 200)).astype(np.float32)
+    found = NVIDIA.words(list(values), grid, 4, 8)
+    expected = jax.jit(lambda values: PORTABLE.words(values, grid, 4, 8))(list(values))
+    assert len(found) == len(expected) == 2
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(a, b)

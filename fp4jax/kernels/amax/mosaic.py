@@ -44,8 +44,8 @@ def amax(
         *drawn, out_ref = refs
         where = geometry.where()
         run: Any = [drawn[0][i] for i in range(size)] if drawn else signs
-        tile = [plane.astype(jnp.float32) for plane in geometry.load(x_ref, where)]
-        largest = exact.bits_of(planes.amax(planes.rotate(tile, run)))
+        tile = planes.rotate(geometry.load(x_ref, where), run)
+        largest = exact.bits_of(planes.amax(tile))
         out_ref[where] = jnp.max(largest)
 
     # As integers, which keep the order of magnitudes, and a NaN.

@@ -16,8 +16,8 @@ def amax(x: jax.Array, side: int, *, interpret: Any = None) -> jax.Array:
 
     def kernel(x_ref, out_ref):
         where = geometry.where()
-        tile = [plane.astype(jnp.float32) for plane in geometry.load(x_ref, where)]
-        geometry.store_blocks(out_ref, where, [planes.amax(tile)])
+        found = planes.amax(geometry.load(x_ref, where))
+        geometry.store_blocks(out_ref, where, [found])
 
     out_type = geometry.blocks(jnp.float32)
     found = geometry.run(kernel, x, out_type=out_type, interpret=interpret)

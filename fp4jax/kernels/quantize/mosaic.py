@@ -179,7 +179,7 @@ def _store(
             words = planes.packed(quantized, quantizer, *how)
             geometry.store(ref, where, words)
         case Output.SCALES:
-            codes = planes.scale_codes(quantized, quantizer)
+            codes = planes.scale_codes(quantized, quantizer, geometry.instructions)
             geometry.store_blocks(ref, where, codes)
 
 
