@@ -28,7 +28,7 @@ from fp4jax.numerics import (
     packing,
 )
 from fp4jax.numerics.blocks import Tiling
-from tests.kernels.cases import mosaic
+from tests.kernels.cases import mosaic, several_devices
 
 GRIDS = [g for g in formats.GRIDS if packing.fits_half_a_byte(g)]
 BYTES = [f for f in formats.SCALE_FORMATS if f != F32]
@@ -198,7 +198,7 @@ def zeros(quantizer=QUANTIZERS["e4m3"], shape=(64, 128)):
 
 
 @mosaic
-def test_says_what_it_cannot_do(monkeypatch):
+def test_says_what_it_cannot_do():
     b = jnp.ones((64, 64), jnp.bfloat16)
 
     a = zeros()
@@ -214,8 +214,15 @@ def test_says_what_it_cannot_do(monkeypatch):
     assert "matrices" in why(b=b[None])
     assert "4 bits" in why(zeros(Quantizer(E4M3, 32, Scale(E8M0))))
     assert "got 128" in why(zeros(Quantizer(E2M1, 128), (128, 128)))
+
+
+@mosaic
+@several_devices  # of which any may have the array
+def test_says_that_it_cannot_divide_its_work(monkeypatch):
     monkeypatch.setattr(devices, "without_wgmma", lambda: None)
-    assert "several devices" in why(backend=Mosaic())  # of which any may have it
+    b = jnp.ones((64, 64), jnp.bfloat16)
+    why = Mosaic().why_not(zeros(), b, axis=0, dtype=jnp.float32)
+    assert "several devices" in why
 
 
 no_kernel = pytest.mark.skipif(not devices.without_wgmma(), reason="it runs here")

@@ -157,11 +157,14 @@ def test_gradients_of_lanes_call_kernels():
 
 def interpreted(*arguments):
     """Runs the tests of kernels that Triton interprets; returns how many passed."""
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-k", "triton"]
+    command = [sys.executable, "-m", "pytest", "-p", "xdist", "-n", "0"]
+    command += ["-q", "-k", "triton"]
+    environment = {"TRITON_INTERPRET": "1", "JAX_PLATFORMS": "cpu"}
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # others may warn of xdist
     tests = [str(Path(__file__).with_name("test_quantize.py"))]
     run = subprocess.run(
         [*command, *arguments, *tests],
-        env=os.environ | {"TRITON_INTERPRET": "1", "JAX_PLATFORMS": "cpu"},
+        env=os.environ | environment,
         capture_output=True,
         text=True,
         timeout=1000,

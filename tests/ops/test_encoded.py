@@ -15,7 +15,7 @@ from fp4jax.kernels.choice import KERNELS, Kernels
 from fp4jax.kernels.quantize import INTERPRETED
 from fp4jax.kernels.quantize.backends import MOSAIC
 from fp4jax.ops import encoded
-from tests.kernels.cases import interpreter, mosaic
+from tests.kernels.cases import interpreter, mosaic, several_devices
 from tests.ops.test_fp8 import MATRICES, error, spread
 
 IN_FP8 = dataclasses.replace(recipes.ti2d(), compute="fp8")
@@ -143,6 +143,7 @@ def test_empty_operands(m, k, n):
 
 
 @mosaic
+@several_devices
 @pytest.mark.parametrize("devices", [None, 2])
 def test_what_may_be_spread_is_quantized_as_ever(devices, monkeypatch):
     monkeypatch.setattr(encoded, "encode", None)
