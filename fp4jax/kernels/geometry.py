@@ -26,6 +26,30 @@ from fp4jax.numerics.instructions import PORTABLE, Portable
 Where = tuple[Any, Any]  # row and column of a program in the grid
 
 
+def launch(
+    kernel: Callable[..., None], *arrays: jax.Array, programs: int, **how: Any
+) -> Any:
+    """Calls a kernel in so many programs, in each of which `program` is its number.
+
+    Args:
+      kernel: of references to the arrays and to the outputs.
+      *arrays: inputs.
+      programs: how many.
+      **how: `out_type` and `interpret`, as `plgpu.kernel` takes them.
+    """
+    return plgpu.kernel(
+        kernel,
+        grid=(programs,),
+        grid_names=("program",),
+        compiler_params=plgpu.CompilerParams(
+            unsafe_no_auto_barriers=True,
+            # Of a warpgroup's semantics Python lowers ten times as long.
+            lowering_semantics=plgpu.LoweringSemantics.Lane,
+        ),
+        **how,
+    )(*arrays)
+
+
 @dataclasses.dataclass(frozen=True)
 class Geometry(abc.ABC):
     """The tiles of a matrix.
@@ -139,21 +163,18 @@ class Geometry(abc.ABC):
           *arrays: further inputs.
           **how: `out_type` and `interpret`, as `plgpu.kernel` takes them.
         """
-        return plgpu.kernel(
-            kernel,
-            grid=(math.prod(self.grid),),
-            grid_names=("program",),
-            compiler_params=plgpu.CompilerParams(
-                unsafe_no_auto_barriers=True,
-                # Of a warpgroup's semantics Python lowers ten times as long.
-                lowering_semantics=plgpu.LoweringSemantics.Lane,
-            ),
-            **how,
-        )(x.reshape(self.view), *arrays)
+        x = x.reshape(self.view)
+        return launch(kernel, x, *arrays, programs=self.programs, **how)
 
-    def where(self) -> Where:
-        """Returns the place of this program in the grid, inside of a kernel."""
-        program, columns = lax.axis_index("program"), self.grid[1]
+    @property
+    def programs(self) -> int:
+        """How many there are in the grid."""
+        return math.prod(self.grid)
+
+    def where(self, program: Any = None) -> Where:
+        """Returns the place in the grid of a program, by default of this one."""
+        program = lax.axis_index("program") if program is None else program
+        columns = self.grid[1]
         return (program, 0) if columns == 1 else divmod(program, columns)
 
     def uniform(self, where: Where, noise: Any) -> Callable[[int], tuple[Plane, Plane]]:

@@ -1,22 +1,26 @@
 """Fused quantization on NVIDIA GPUs, in Pallas Mosaic GPU."""
 
+import functools
+import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
-from fp4jax.kernels import planes
 from fp4jax.kernels.devices import TILE_OF_SQUARES as TILE
 from fp4jax.kernels.devices import WARPGROUP
-from fp4jax.kernels.geometry import Geometry, Where
+from fp4jax.kernels.geometry import Geometry, launch
 from fp4jax.kernels.quantize import matrix
 from fp4jax.kernels.quantize.matrix import Scalars
 from fp4jax.kernels.quantize.outputs import Output, Quantized
+from fp4jax.kernels.quantize.task import Task
 from fp4jax.kernels.runs import along
 from fp4jax.kernels.squares import SIDES, Squares
 from fp4jax.kernels.view import View
-from fp4jax.numerics import F32, Quantizer
+from fp4jax.numerics import Quantizer
 
 _MAX_RUN = 128
 
@@ -114,45 +118,54 @@ def quantize_matrix(
         width=width,
         interpret=bool(interpret),
     )
-    arrays = scalars.arrays
+    task = Task(geometry, quantizer, outputs, scalars)
+    (found,) = perform([task], x, interpret=interpret)
+    return found
 
-    def kernel(x_ref, *refs):
-        inputs = dict(zip(arrays, refs[: len(arrays)], strict=True))
-        where = geometry.where()
-        signs: Any = scalars.signs
-        factor = uniform = None
-        if "signs" in inputs:
-            signs = [inputs["signs"][i] for i in range(arrays["signs"].size)]
-        if "factor" in inputs:
-            factor = inputs["factor"][0], inputs["factor"][1]
-        if quantizer.is_stochastic:
-            uniform = geometry.uniform(where, inputs["noise"])
-        quantized = planes.quantize(
-            geometry.load(x_ref, where),
-            quantizer,
-            signs=signs,
-            factor=factor,
-            uniform=uniform,
-            size=geometry.planes_of_block,
-            across=geometry.across,
-            instructions=geometry.instructions,
-        )
-        for output, ref in zip(outputs, refs[len(arrays) :], strict=True):
-            _store(output, ref, where, quantized, quantizer, geometry)
 
-    found = geometry.run(
+def perform(
+    tasks: Sequence[Task], x: jax.Array, *, interpret: Any = None
+) -> list[dict[Output, jax.Array]]:
+    """Quantizes a matrix in several ways, from one read of memory.
+
+    Of neighboring programs each does a tile of a task, so many of each that all tasks
+    are at one place of the matrix: what one has read, others find in the cache.
+
+    Args:
+      tasks: of the matrix.
+      x: float32 or bfloat16 [r, c].
+      interpret: as `plgpu.kernel` takes it.
+
+    Returns:
+      The outputs of each task.
+    """
+    inputs, out_types = [task.inputs(x) for task in tasks], [t.out_types for t in tasks]
+    counts = [task.geometry.programs for task in tasks]
+    shares = [count // math.gcd(*counts) for count in counts]
+    starts = list(itertools.accumulate(shares, initial=0))
+
+    def kernel(*refs):
+        references = iter(refs)
+        given = [[next(references) for _ in each] for each in inputs]
+        written = [[next(references) for _ in each] for each in out_types]
+        turn, place = divmod(lax.axis_index("program"), sum(shares))
+
+        def of_task(i: int) -> None:
+            tile = turn * shares[i] + place - starts[i]
+            tasks[i].run(tasks[i].geometry.where(tile), given[i], written[i])
+
+        which = sum((place >= start).astype(jnp.int32) for start in starts[1:-1])
+        lax.switch(which, [functools.partial(of_task, i) for i in range(len(tasks))])
+
+    found = launch(
         kernel,
-        x,
-        *arrays.values(),
-        out_type=[_out_type(output, quantizer, geometry) for output in outputs],
+        *itertools.chain(*inputs),
+        programs=sum(counts),
+        out_type=[*itertools.chain(*out_types)],
         interpret=interpret,
     )
-    return {
-        output: geometry.block_matrix(array)
-        if output == Output.SCALES
-        else geometry.matrix(array)
-        for output, array in zip(outputs, found, strict=True)
-    }
+    arrays = iter(found)
+    return [task.matrices([next(arrays) for _ in task.outputs]) for task in tasks]
 
 
 def _geometry(quantizer: Quantizer, *, width: int, **fields: Any) -> Geometry:
@@ -160,37 +173,3 @@ def _geometry(quantizer: Quantizer, *, width: int, **fields: Any) -> Geometry:
     if quantizer.is_square:
         return Squares(**fields)
     return along(size=quantizer.multiple, width=width, **fields)
-
-
-def _store(
-    output: Output,
-    ref: Any,
-    where: Where,
-    quantized: planes.Quantized,
-    quantizer: Quantizer,
-    geometry: Geometry,
-) -> None:
-    match output:
-        case Output.OPERAND:
-            operand = planes.operand(quantized, jnp.bfloat16)
-            geometry.store(ref, where, operand)
-        case Output.CODES:
-            how = geometry.word, geometry.instructions
-            words = planes.packed(quantized, quantizer, *how)
-            geometry.store(ref, where, words)
-        case Output.SCALES:
-            codes = planes.scale_codes(quantized, quantizer, geometry.instructions)
-            geometry.store_blocks(ref, where, codes)
-
-
-def _out_type(
-    output: Output, quantizer: Quantizer, geometry: Geometry
-) -> jax.ShapeDtypeStruct:
-    match output:
-        case Output.OPERAND:
-            return geometry.elements(16, jnp.bfloat16)
-        case Output.CODES:
-            return geometry.elements(planes.code_bits(quantizer.grid), jnp.uint8)
-        case Output.SCALES:
-            is_float = quantizer.scale.format == F32
-            return geometry.blocks(jnp.float32 if is_float else jnp.uint8)
