@@ -5,7 +5,10 @@ more than `e2m1_ref`. Here everything but one source stays as it is.
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
+
+from scipy import stats
 
 from experiments.folder import Row
 from experiments.many_runs.found import Found, loss
@@ -53,7 +56,10 @@ def runs(base: Run) -> list[Run]:
 
 
 def table(found: Found, runs: Sequence[Run]) -> str:
-    """Returns for each policy, model, rate and what varies the spread of the loss."""
+    """Returns for each policy, model, rate and what varies the spread of the loss.
+
+    With its interval of 95%, of chi squared, as if losses were normal.
+    """
     groups: dict[tuple[str, str, float, str], list[Row]] = {}
     for run in dict.fromkeys(runs):
         if (row := found.row(run)) is None:
@@ -68,8 +74,19 @@ def table(found: Found, runs: Sequence[Run]) -> str:
         if len(rows) == 1 and varied == "all seeds":
             continue  # as the other line has it
         mean, deviation = mean_and_spread([loss(row) for row in rows])
-        spread = "" if deviation is None else f"{deviation:.4f}"
         names = (f"`{policy}`", f"`{model}`", f"{lr:g}", varied)
-        lines.append((*names, str(len(rows)), f"{mean:.4f}", spread))
+        spread = _spread(deviation, len(rows))
+        lines.append((*names, str(len(rows)), f"{mean:.4f}", *spread))
     header = ("policy", "model", "lr", "what differs", "runs", "mean", "deviation")
-    return tables.markdown(header, lines) if lines else NOT_RUN
+    return tables.markdown((*header, "95% of it"), lines) if lines else NOT_RUN
+
+
+def _spread(deviation: float | None, count: int) -> tuple[str, str]:
+    """Returns a standard deviation of so many runs, and its interval."""
+    if deviation is None:
+        return "", ""
+    ends = (
+        deviation * math.sqrt((count - 1) / stats.chi2.ppf(part, count - 1))
+        for part in (0.975, 0.025)
+    )
+    return f"{deviation:.4f}", " to ".join(f"{end:.4f}" for end in ends)

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize
 
-from experiments.many_runs.gaps import pooled
+from experiments.many_runs.gaps import Deviation, pooled
 
 UNIT = 1e16  # FLOPs
 _POWERS = (1e-3, 1.5)
-_DRAWS = 400
+_DRAWS = 1000
 _INSIDE = 95.0  # percent, of an interval
 
 
@@ -89,38 +89,42 @@ def _arrays(
     return flops, values
 
 
-def deviation(points: Sequence[Point]) -> float | None:
+def deviation(points: Sequence[Point]) -> Deviation | None:
     """Returns the standard deviation over seeds, pooled over computes, or None."""
     by_flops: dict[float, list[float]] = {}
     for point in points:
         by_flops.setdefault(point.flops, []).append(point.value)
-    found = pooled(by_flops.values())
-    return None if found is None else found.value
+    return pooled(by_flops.values())
 
 
 def intervals(
     function: Callable[[Sequence[Point]], Sequence[float]],
     points: Sequence[Point],
     *,
-    noise: float | None,
+    noise: Deviation | None,
     seed: int = 0,
 ) -> list[Interval]:
     """Returns numbers made of points, and what they are where noise moves the points.
 
+    For a slope these are the intervals of Student's t: each draw also draws how large
+    the noise is, since the deviation itself is an estimate.
+
     Args:
       function: of points.
       points: as they were found.
-      noise: standard deviation of a value over seeds; None: no interval is known.
+      noise: of a value over seeds; None: no interval is known.
       seed: of the draws.
     """
     found = function(points)
     if noise is None:
         return [Interval(value, math.nan, math.nan) for value in found]
     rng = np.random.default_rng(seed)
-    drawn = [
-        function([p._replace(value=p.value + rng.normal(0, noise)) for p in points])
-        for _ in range(_DRAWS)
-    ]
+    drawn = []
+    for _ in range(_DRAWS):
+        size = noise.value * math.sqrt(noise.freedom / rng.chisquare(noise.freedom))
+        drawn.append(
+            function([p._replace(value=p.value + rng.normal(0, size)) for p in points])
+        )
     ends = np.percentile(drawn, [(100 - _INSIDE) / 2, (100 + _INSIDE) / 2], axis=0)
     return [
         Interval(value, float(low), float(high))

@@ -102,7 +102,7 @@ def _needed(found: Mapping[str, Sequence[Point]]) -> str:
     largest = max(shared)
     means = [np.mean([p.value for p in ps if p.flops == largest]) for ps in pair]
     difference = float(means[0] - means[1])
-    noises = [noise for ps in pair if (noise := fit.deviation(ps)) is not None]
+    noises = [s.value for ps in pair if (s := fit.deviation(ps)) is not None]
     noise = float(np.sqrt(np.mean(np.square(noises)))) if noises else None
     needed = fit.seeds_needed(difference, noise)
     found_so_far = (
