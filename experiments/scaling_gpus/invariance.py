@@ -10,6 +10,7 @@ the mean over 20 steps.
 """
 
 import dataclasses
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -202,19 +203,20 @@ def compare_losses(
         )
         for parts in PARTS
     ]
+    runs = [
+        Run(policy=policy, mesh=mesh, config=c)
+        for policy in arguments.policies
+        for mesh, c in (
+            *((None, c) for c in (config, *orders)),
+            *((mesh, config) for mesh in known),
+        )
+    ]
+    found = in_turn(losses, runs, jobs=arguments.jobs, limit=arguments.limit)
     for policy in arguments.policies:
-        runs = [
-            *(Run(policy=policy, mesh=None, config=c) for c in (config, *orders)),
-            *(Run(policy=policy, mesh=mesh, config=config) for mesh in known),
-        ]
-        one, *found = in_turn(losses, runs, jobs=arguments.jobs, limit=arguments.limit)
-        of_orders, of_meshes = found[: len(orders)], found[len(orders) :]
-        for mesh, of_mesh in zip(known, of_meshes, strict=True):
-            yield {
-                "what": f"losses, {policy}",
-                "mesh": mesh,
-                **judged(one, of_orders, of_mesh),
-            }
+        one, *of_orders = itertools.islice(found, 1 + len(orders))
+        for mesh in known:
+            judgement = judged(one, of_orders, next(found))
+            yield {"what": f"losses, {policy}", "mesh": mesh, **judgement}
 
 
 def configure(arguments: Arguments) -> ExperimentConfig:
@@ -260,13 +262,15 @@ def judged(one: Any, orders: Sequence[Any], mesh: Any) -> dict[str, Any]:
         if isinstance(found, ProcessDied):
             return {"error": str(found), "holds": False}
     distance = np.abs(np.subtract(mesh, one))
-    of_orders = np.abs(np.subtract(orders, one)).mean(1)
+    of_orders = np.abs(np.subtract(orders, one))
+    means = of_orders.mean(1)
     return {
         "losses": list(mesh),
         "distance": float(distance.mean()),
-        "of_orders": of_orders.tolist(),
+        "of_orders": means.tolist(),
         "last_distance": float(distance[-1]),
-        "holds": bool(distance.mean() <= MOST * of_orders.max()),
+        "last_of_orders": of_orders[:, -1].tolist(),
+        "holds": bool(distance.mean() <= MOST * means.max()),
     }
 
 
