@@ -177,22 +177,41 @@ class Geometry(abc.ABC):
         columns = self.grid[1]
         return (program, 0) if columns == 1 else divmod(program, columns)
 
-    def uniform(self, where: Where, noise: Any) -> Callable[[int], tuple[Plane, Plane]]:
+    def uniform(
+        self, where: Where, noise: Any, tokens: Any = None
+    ) -> Callable[[int], tuple[Plane, Plane]]:
         """Returns what maps i to the random bits of planes 2 i and 2 i + 1.
 
         Args:
           where: the program.
           noise: uint32 [4], two words of a key, row and column of the first element.
+          tokens: uint32 [r], the row or column that stands for each row of the matrix,
+            which then is one; None: as they stand in it.
         """
         words, pairs = (noise[0], noise[1]), self._pairs(where)
         first_row, first_half = noise[2], noise[3] >> 1
 
         def bits(i: int) -> tuple[Plane, Plane]:
             row, half_column = pairs(i)
-            row, half_column = row + first_row, half_column + first_half
-            return random_bits.uniform16_pair(words, row, half_column)
+            if tokens is None:
+                row = row + first_row
+            elif self.axis == 1:
+                row = self._at(tokens, row)
+            else:  # neighbors are from anywhere: none shares a hash
+                columns = (self._at(tokens, 2 * half_column + odd) for odd in (0, 1))
+                row = row + first_row
+                even, odd = (random_bits.uniform16(words, row, c) for c in columns)
+                return even, odd
+            return random_bits.uniform16_pair(words, row, half_column + first_half)
 
         return bits
+
+    def _at(self, ref: Any, index: jax.Array) -> jax.Array:
+        """Returns the elements of a vector at a plane of indices, or at one."""
+        index = index.astype(jnp.int32)
+        if index.ndim == 0:
+            return ref[index]
+        return registers.look_up(ref, index, self.lane, self.interpret)
 
     def _float32(self, plane: Plane) -> Plane:
         if self.interpret or plane.dtype != jnp.bfloat16:

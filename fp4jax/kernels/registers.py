@@ -13,7 +13,7 @@ from jax import lax
 from jax.experimental.mosaic.gpu import fragmented_array as fragments
 from jax.experimental.mosaic.gpu import utils
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, vector
+from jaxlib.mlir.dialects import arith, llvm, memref, vector
 
 from fp4jax.kernels.devices import WARPGROUP
 
@@ -192,6 +192,30 @@ def e4m3_word(planes: Sequence[jax.Array], lane: Layout, interpret: bool) -> jax
         return lane.array([_e4m3(*four) for four in held], shape, jnp.uint32)
 
     return convert(*planes)
+
+
+def look_up(ref: Any, index: jax.Array, lane: Layout, interpret: bool) -> jax.Array:
+    """Returns the elements of a vector in global memory at int32 indices."""
+    if interpret:
+        return ref[...][index]
+    shape, dtype = index.shape, ref.dtype
+    out = plgpu.ShapeDtypeStruct(shape, dtype, layout=lane.pallas)
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), lane.pallas), return_type=out)
+    def apply(_, ref, index):
+        element, size = utils.dtype_to_ir_type(dtype), lane.mosaic.vector_length
+
+        def at(i: ir.Value) -> ir.Value:
+            return memref.load(ref, [arith.index_cast(ir.IndexType.get(), i)])
+
+        kind = ir.VectorType.get((size,), element)
+        vectors = [
+            vector.from_elements(kind, [at(i) for i in _elements_of(held)])
+            for held in index.registers.flat
+        ]
+        return lane.array(vectors, shape, dtype)
+
+    return apply(ref, index)
 
 
 def widen(plane: jax.Array, lane: Layout) -> jax.Array:

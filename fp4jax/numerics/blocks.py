@@ -103,7 +103,8 @@ def positions(
       start: uint32 row and column of the first element, in an array that has this one
         as a part; None is (0, 0).
       tokens: uint32 [t, a], of an array whose first two axes hold tokens and the last
-        or `axis` their features, the token at each: its row, or column if `axis` is 1.
+        or `axis` their features, the token at each: its row, or column if `axis` is 1,
+        whatever `start` says of these.
 
     Returns:
       (row, column), uint32 arrays that broadcast to `tiling.padded`.
@@ -125,7 +126,10 @@ def positions(
 
     if tokens is not None:
         token = lax.expand_dims(tokens, tuple(range(2, len(shape))))
-        return (index(len(shape) - 1), token) if axis == 1 else (token, index(axis))
+        row, column = start or (jnp.uint32(0), jnp.uint32(0))
+        if axis == 1:
+            return index(len(shape) - 1) + row, token
+        return token, index(axis) + column
     row = jnp.zeros([1] * len(shape), jnp.uint32)
     stride = 1
     for dim in reversed(free):

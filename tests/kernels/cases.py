@@ -104,6 +104,11 @@ def how(quantizer, axis):
     }
 
 
+# Those of [2, 64, ...], from anywhere; beyond 2^31 where no row is.
+TOKENS = np.random.default_rng(7).permutation(1000)[:128].astype(np.uint32)
+TOKENS = jnp.asarray(TOKENS | (TOKENS % 9 == 0) * np.uint32(2**31)).reshape(2, 64)
+
+
 def interpreter():
     """Of kernels, where no device runs them; None where one does."""
     from jax.experimental.pallas import mosaic_gpu

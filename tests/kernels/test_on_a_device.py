@@ -10,6 +10,7 @@ import pytest
 from fp4jax.kernels import devices
 from fp4jax.kernels.quantize import MOSAIC
 from tests.kernels.cases import QUANTIZERS, how, parts, tensor
+from tests.kernels.test_quantize import check
 
 WHY = devices.without_mosaic()
 on_a_device = pytest.mark.skipif(WHY is not None, reason=WHY or "")
@@ -28,3 +29,12 @@ def test_a_hundred_runs_give_one_result(name, axis):
     first, *others = (jax.device_get(run(x)) for _ in range(100))
     for other in others:
         jax.tree.map(np.testing.assert_array_equal, other, first)
+
+
+@on_a_device
+@pytest.mark.parametrize("axis", [1, 2])
+@pytest.mark.parametrize("name, rows", [("uniform-rht-sr", 16), ("mxfp4-floor-sr", 32)])
+def test_many_tiles_of_tokens_equal_the_reference(name, rows, axis):
+    x = tensor((256, rows, 1024), jnp.bfloat16)
+    tokens = jax.random.bits(jax.random.key(1), x.shape[:2])
+    check(MOSAIC, x, QUANTIZERS[name], axis, tokens=tokens)

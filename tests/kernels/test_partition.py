@@ -1,5 +1,6 @@
 """Devices quantize their parts of an array as one does the whole."""
 
+import functools
 import re
 
 import jax
@@ -13,7 +14,7 @@ import fp4jax
 from fp4jax import recipes
 from fp4jax.kernels.choice import KERNELS, Kernels
 from fp4jax.kernels.partition import mesh_of, spread_of
-from fp4jax.kernels.quantize import quantize, reference
+from fp4jax.kernels.quantize import quantize, quantize_blocks, reference
 from tests.kernels.cases import OPAQUE, QUANTIZERS, Opaque, assert_equal, how
 
 AUTO, EXPLICIT = (jax.make_mesh((4, 2), ("a", "b"), (t, t)) for t in list(AxisType)[:2])
@@ -96,6 +97,56 @@ def check(mesh, name, axis, spec):
 )
 def test_no_device_needs_more_than_its_part(mesh, name, axis, spec, sent):
     assert check(mesh, name, axis, spec) == sent
+
+
+def of_tokens(quantizer, axis, x, tokens):
+    """What a backend makes of rows whose random bits are those of tokens."""
+    keywords = how(quantizer, axis) | {"tokens": tokens}
+    with KERNELS(Kernels(quantize=OPAQUE)):
+        return quantize_blocks(x, quantizer, **keywords).quantized.arrays
+
+
+TOKENS = jax.random.bits(jax.random.key(3), X.shape[:2])
+
+
+@meshes
+@pytest.mark.parametrize(
+    "name, axis, spec",
+    [
+        ("uniform-rht-sr", 1, P("a", None, "b")),
+        ("uniform-rht-sr", 2, P(None, "a", "b")),
+        ("ti2d-sr", 1, P("b", "a")),
+    ],
+)
+def test_tokens_are_where_their_rows_are(mesh, name, axis, spec):
+    quantizer = QUANTIZERS[name]
+
+    def function(x, tokens):
+        return of_tokens(quantizer, axis, spread_over(mesh, x, spec), tokens)
+
+    with jax.set_mesh(mesh):
+        program = jax.jit(function).lower(X, TOKENS).compile()
+    expected = reference.quantize(X, quantizer, **how(quantizer, axis), tokens=TOKENS)
+    jax.tree.map(np.testing.assert_array_equal, program(X, TOKENS), expected.arrays)
+    assert not re.findall(COLLECTIVE, program.as_text())
+
+
+@meshes
+def test_lanes_have_tokens_of_their_own(mesh):
+    quantizer = QUANTIZERS["mxfp4-floor-sr"]
+    lane = functools.partial(of_tokens, quantizer, 1)
+    x, tokens = (a.reshape(2, 4, *a.shape[1:]) for a in (X, TOKENS))
+
+    def by_reference(x, tokens):
+        keywords = how(quantizer, 1) | {"tokens": tokens}
+        return reference.quantize(x, quantizer, **keywords).arrays
+
+    lanes = list(map(by_reference, x, tokens))
+    expected = jax.tree.map(lambda *of_lanes: jnp.stack(of_lanes), *lanes)
+    with jax.set_mesh(mesh):
+        args = jax.device_put((x, tokens), NamedSharding(mesh, P("b", "a")))
+        found = jax.jit(jax.vmap(lane))(*args)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 @pytest.mark.parametrize("name, axis", [("uniform-rht64", 2), ("ti2d-sr", 1)])

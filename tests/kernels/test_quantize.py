@@ -35,6 +35,7 @@ from fp4jax.numerics import (
 from tests.kernels.cases import (
     OPAQUE,
     QUANTIZERS,
+    TOKENS,
     assert_equal,
     backends,
     how,
@@ -57,17 +58,16 @@ def by_kernels(backend, x, quantizer, **how):
     return backend.quantize(x, quantizer, **how)
 
 
-def check(backend, x, quantizer, axis, outputs=tuple(Output)):
+def check(backend, x, quantizer, axis, outputs=tuple(Output), **further):
     """Compares a kernel with the reference."""
+    keywords = how(quantizer, axis) | further
 
     def call(x):
-        keywords = how(quantizer, axis) | {"outputs": outputs}
-        return parts(by_kernels(backend, x, quantizer, **keywords))
+        of_kernel = keywords | {"outputs": outputs}
+        return parts(by_kernels(backend, x, quantizer, **of_kernel))
 
     found = Quantized(*(call if backend == INTERPRETED else jax.jit(call))(x))
-    expected = on_cpu(
-        lambda x: reference.quantize(x, quantizer, **how(quantizer, axis)), x
-    )
+    expected = on_cpu(lambda x: reference.quantize(x, quantizer, **keywords), x)
     arrays = {output: expected.arrays[output] for output in outputs}
     expected = dataclasses.replace(expected, arrays=arrays)
     assert_equal(found, expected)
@@ -87,6 +87,17 @@ def test_the_kernel_equals_the_reference(name, axis, backend):
 @dtypes
 def test_every_kernel_equals_the_reference(name, axis, dtype, backend):
     check(backend, tensor((2, 64, 128), dtype), QUANTIZERS[name], axis)
+
+
+tokens = pytest.mark.parametrize("name", [n for n in QUANTIZERS if n.endswith("-sr")])
+
+
+@backends
+@tokens
+@axes
+def test_rows_draw_as_their_tokens_do(name, axis, backend):
+    x, quantizer = tensor((2, 32, 128), jnp.bfloat16), QUANTIZERS[name]
+    check(backend, x, quantizer, axis, tokens=TOKENS[:, :32])
 
 
 # Of formats, rules and sizes that no recipe has.

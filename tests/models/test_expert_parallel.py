@@ -12,9 +12,11 @@ from flax import nnx
 import fp4jax.nnx
 from experiments.collectives import collectives
 from fp4jax import recipes, sharding
+from fp4jax.kernels.choice import KERNELS, Kernels
 from fp4jax.models import ModelConfig, MoEConfig
 from fp4jax.models.moe import MoE
 from fp4jax.train.partition import spread
+from tests.kernels.cases import OPAQUE
 
 CONFIG = ModelConfig(
     vocab_size=64,
@@ -95,6 +97,13 @@ def check_equal(recipe, found):
     leaves = map(jax.tree.leaves, (held, expected_held))
     for a, b in zip(*leaves, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_kernels_quantize_the_tokens_of_every_device():
+    recipe = recipes.ufp4()
+    with KERNELS(Kernels(quantize=OPAQUE)):
+        found, _ = compiled(recipe, fsdp=2, expert=2, tensor=2)
+    check_equal(recipe, found)
 
 
 def test_devices_gather_codes_and_compute_what_one_does():

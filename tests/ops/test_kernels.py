@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ import fp4jax
 from fp4jax import recipes
 from fp4jax.kernels import devices
 from fp4jax.kernels.choice import KERNELS, Kernels
-from fp4jax.kernels.quantize import INTERPRETED
+from fp4jax.kernels.quantize import INTERPRETED, MOSAIC
 from tests.kernels.cases import OPAQUE, mosaic
 
 MATRICES = (((1,), (0,)), ((), ()))
@@ -95,13 +96,28 @@ def test_under_vmap_scan_and_remat(name):
     check(multiply, x, w)
 
 
-@pytest.mark.parametrize("name", ["ufp4", "ue5m3"])
-def test_of_groups(name):
-    sizes = jnp.array([13, 0, 27], jnp.int32)
-    multiply = functools.partial(
-        fp4jax.ragged_dot, group_sizes=sizes, recipe=getattr(recipes, name)(), key=KEY
+def grouped(name):
+    """The product of rows of groups, which come from anywhere of a batch."""
+    return functools.partial(
+        fp4jax.ragged_dot,
+        group_sizes=jnp.array([13, 0, 27], jnp.int32),
+        recipe=getattr(recipes, name)(),
+        key=KEY,
+        positions=jax.random.permutation(KEY, 40).astype(jnp.uint32),
     )
-    check(multiply, w=jnp.stack([W, W, -W]))
+
+
+WS = jnp.stack([W, W, -W])
+
+
+@pytest.mark.parametrize("name", ["ufp4", "ti2d", "ue5m3"])
+def test_of_groups(name):
+    check(grouped(name), w=WS)
+
+
+@mosaic
+def test_of_groups_by_interpreted_kernels():
+    check(grouped("ufp4"), w=WS, by=INTERPRETED)
 
 
 def test_held_amaxes():
@@ -125,12 +141,15 @@ def test_a_weight_that_is_packed_once():
     check(multiply)
 
 
-def test_a_program_names_every_quantization():
-    recipe = dataclasses.replace(recipes.ufp4(), **PACKED)
-    function = step(functools.partial(dot, recipe))
-    plain = count(function.trace(X, W).jaxpr, "fp4_quantize")
+PACKED_DOT = functools.partial(dot, dataclasses.replace(recipes.ufp4(), **PACKED))
+
+
+@pytest.mark.parametrize("multiply, w", [(PACKED_DOT, W), (grouped("ufp4"), WS)])
+def test_a_program_names_every_quantization(multiply, w):
+    function = step(multiply)
+    plain = count(function.trace(X, w).jaxpr, "fp4_quantize")
     with KERNELS(Kernels(quantize=OPAQUE)):
-        jaxpr = function.trace(X, W).jaxpr
+        jaxpr = function.trace(X, w).jaxpr
     assert count(jaxpr, "fp4_quantize") == 2 * plain  # one inside of the other
 
 
@@ -149,3 +168,12 @@ def test_lowers_for_gpus_of_a_mesh(name, kind, monkeypatch):
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     found = "mosaic_gpu" if kind == AxisType.Explicit else "CustomSPMDPartitioning"
     assert found in text
+
+
+@mosaic
+def test_groups_lower_for_gpus(monkeypatch):
+    monkeypatch.setattr(devices, "without_mosaic", lambda: None)
+    with KERNELS(Kernels(quantize=MOSAIC)):
+        traced = step(grouped("ufp4")).trace(X, WS)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert len(re.findall(r"custom_call @mosaic_gpu\w*\(", text)) == 6

@@ -105,12 +105,13 @@ def quantize_blocks(
       **how: likewise, its further arguments.
     """
     backend, axis, other = None, how["axis"], how.get("other")
-    if tokens is None and groups is None:
+    if groups is None or quantizer.tensor_scale is None:
         backend = _backend(x, quantizer, axis, other, None)
     if backend is None:
         with partition.explaining(x, quantizer, axis, other):
             return by_xla(x, quantizer, **how, tokens=tokens, groups=groups)
-    found = call.quantize(x, quantizer, backend=backend, outputs=outputs, **how)
+    how |= {"backend": backend, "tokens": tokens}
+    found = call.quantize(x, quantizer, outputs=outputs, **how)
     shape = list(x.shape)
     shape[axis] += -shape[axis] % quantizer.multiple
     sizes = {i: quantizer.block_size for i in (axis, other) if i is not None}

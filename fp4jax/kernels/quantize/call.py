@@ -31,6 +31,7 @@ def quantize(
     key: jax.Array | None = None,
     amax: jax.Array | None = None,
     start: tuple[jax.Array, jax.Array] | None = None,
+    tokens: jax.Array | None = None,
     site: Site = Site.FPROP_X,
 ) -> Quantized:
     """Quantizes as `reference.quantize` does, by a backend that can.
@@ -39,11 +40,16 @@ def quantize(
     """
     length = None if other is None else x.shape[other]
     call = Call(backend, quantizer, tuple(outputs), axis, other, site, length)
-    x = blocks.pad_to_multiple(x, whole_blocks(quantizer, axis, other))
+    padding = whole_blocks(quantizer, axis, other)
+    x = blocks.pad_to_multiple(x, padding)
+    if tokens is not None:
+        tokens = blocks.pad_to_multiple(tokens, padding)
+    draws, rounds_so = quantizer.draws, quantizer.is_stochastic
     scalars = Scalars(
-        key=jax.random.key_data(key) if key is not None and quantizer.draws else None,
+        key=jax.random.key_data(key) if key is not None and draws else None,
         amax=None if amax is None else jnp.asarray(amax, jnp.float32),
-        start=start if quantizer.is_stochastic else None,
+        start=start if rounds_so else None,
+        tokens=tokens if rounds_so else None,
     )
     x, scalars = lax.stop_gradient((x, scalars))
     found = fp4_quantize(x, scalars, call=call)

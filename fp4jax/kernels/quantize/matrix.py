@@ -30,17 +30,18 @@ class Scalars:
       factor: float32 [2], s_enc and 1 / s_enc of two levels, or None.
       signs: of the rotation: numbers, or where they are drawn a float32 array; None
         without a rotation.
+      tokens: uint32 [r], whose random bits each row of the matrix gets, or None.
     """
 
     noise: jax.Array | None = None
     factor: jax.Array | None = None
     signs: Sequence[float] | jax.Array | None = None
+    tokens: jax.Array | None = None
 
     @property
     def arrays(self) -> dict[str, jax.Array]:
         """Those that are arrays, by name."""
-        fields = {"noise": self.noise, "factor": self.factor, "signs": self.signs}
-        return {k: v for k, v in fields.items() if isinstance(v, jax.Array)}
+        return {k: v for k, v in vars(self).items() if isinstance(v, jax.Array)}
 
 
 def quantize(
@@ -53,6 +54,7 @@ def quantize(
     key: jax.Array | None = None,
     amax: jax.Array | None = None,
     start: tuple[jax.Array, jax.Array] | None = None,
+    tokens: jax.Array | None = None,
     site: Site = Site.FPROP_X,
 ) -> Quantized:
     """Quantizes an array as `reference.quantize` does.
@@ -68,9 +70,13 @@ def quantize(
       key: likewise.
       amax: likewise.
       start: likewise.
+      tokens: likewise.
       site: likewise.
     """
     view, rotation = View.of(x, axis), quantizer.rotation
+    if tokens is not None:  # then it does not matter in which matrix a row stands
+        tokens, rows = tokens.reshape(-1), view.matrix.shape[0]
+        view = dataclasses.replace(view, period=rows)
     signs = noise = None
     if rotation is not None:
         signs = hadamard.signs_of(rotation, key, site.signs_stream)
@@ -88,7 +94,7 @@ def quantize(
         output: array.reshape(
             shape_of_scales if output == Output.SCALES else view.shape_of(array)
         )
-        for output, array in kernel(view, Scalars(noise, factor, signs)).items()
+        for output, array in kernel(view, Scalars(noise, factor, signs, tokens)).items()
     }
     return Quantized(
         arrays, tensor_scale, None if signs is None else jnp.asarray(signs)

@@ -92,11 +92,14 @@ class Scalars:
       key: uint32 [2] words of a Threefry key, or None.
       amax: float32 [] of the rotated array, or None.
       start: uint32 [], row and column of the first element, or None: (0, 0).
+      tokens: uint32 [t, a] of an array [t, a, f], whose random bits its rows get, where
+        that is not said by where they stand, or None.
     """
 
     key: jax.Array | None = None
     amax: jax.Array | None = None
     start: tuple[jax.Array, jax.Array] | None = None
+    tokens: jax.Array | None = None
 
 
 def quantize(
@@ -134,6 +137,7 @@ class _Inputs(NamedTuple):
 
     key: jax.Array | None
     amax: jax.Array | None
+    tokens: jax.Array | None
 
     @classmethod
     def of(
@@ -144,10 +148,10 @@ class _Inputs(NamedTuple):
             key = jax.random.wrap_key_data(key, impl="threefry2x32")
         if call.reads_all(scalars):
             how: dict[str, Any] = {"axis": call.axis, "key": key, "site": call.site}
-            amax = call.backend.amax(_padded(call, x), call.quantizer, **how)
+            amax = call.backend.amax(_padded(call, x, x), call.quantizer, **how)
             if names := tuple(name for axis in spread for name in axis):
                 amax = exact.float_of(lax.pmax(exact.bits_of(amax), names))
-        return cls(key, amax)
+        return cls(key, amax, scalars.tokens)
 
 
 def _quantize(
@@ -158,24 +162,27 @@ def _quantize(
 ) -> list[jax.Array]:
     """Calls the backend with what it takes, and cuts off what that is more."""
     found = call.backend.quantize(
-        _padded(call, x),
+        _padded(call, x, x),
         call.quantizer,
         outputs=call.outputs,
         axis=call.axis,
         other=call.other,
         start=start,
         site=call.site,
-        **inputs._asdict(),
+        key=inputs.key,
+        amax=inputs.amax,
+        tokens=_padded(call, x, inputs.tokens),
     )
     return [
         _cut(found.arrays[output], call, output, x.shape) for output in call.outputs
     ]
 
 
-def _padded(call: Call, x: jax.Array) -> jax.Array:
+def _padded(call: Call, x: jax.Array, array: Any) -> Any:
+    """Returns an array, of the first axes of x, as the backend takes x."""
     axes = {"axis": call.axis, "other": call.other}
     multiples = call.backend.multiples(x.shape, call.quantizer, **axes)
-    return blocks.pad_to_multiple(x, multiples)
+    return jax.tree.map(lambda a: blocks.pad_to_multiple(a, multiples), array)
 
 
 def _place(
@@ -198,6 +205,8 @@ def _place(
     if call.other is not None and call.length is not None:
         sizes[call.other] = call.length
     free = [i for i in range(len(shape)) if i != call.axis]
+    if scalars.tokens is not None:
+        free = [i for i in free if i > 1]
     strides = {i: math.prod(sizes[j] for j in free if j > i) for i in free}
     row, column = jnp.uint32(0), offsets[call.axis]
     for i, stride in strides.items():
@@ -224,7 +233,7 @@ def _quantize_at(
       strides: by free axis, how many rows of the whole its neighbors are apart.
     """
     apart, size = [], 1
-    shape = jax.eval_shape(lambda x: _padded(call, x), x).shape
+    shape = jax.eval_shape(lambda x: _padded(call, x, x), x).shape
     for i in sorted(strides, reverse=True):
         if x.shape[i] > 1 and (apart or strides[i] != size):
             apart.insert(0, i)

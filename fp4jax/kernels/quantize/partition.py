@@ -6,6 +6,7 @@ says how it is spread; on Auto axes the partitioner does, by a rule.
 """
 
 import contextlib
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -121,13 +122,17 @@ def _explicit(call: Call, x: jax.Array, scalars: Scalars) -> tuple[Any, ...]:
     """Quantizes an array whose type says how it is spread."""
     sharding = jax.typeof(x).sharding
     mesh, spread = sharding.mesh, _spread(sharding.spec, x.ndim)
-    of_rest = P(*sharding.spec[: call.lanes])
+    of_rest, of_scalars = _beside(call, scalars, sharding.spec)
     outputs = (sharding.spec,) * len(call.outputs)
+    if scalars.tokens is not None:
+        of_tokens = NamedSharding(mesh, of_scalars.tokens)
+        tokens = jax.sharding.reshard(scalars.tokens, of_tokens)
+        scalars = dataclasses.replace(scalars, tokens=tokens)
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
     explicit = {name for name, kind in kinds if kind == AxisType.Explicit}
     return jax.shard_map(
         lambda x, scalars: part.quantize(call, x, scalars, spread),
-        in_specs=(sharding.spec, of_rest),
+        in_specs=(sharding.spec, of_scalars),
         out_specs=(*outputs, of_rest) if call.reads_all(scalars) else outputs,
         # None named are all that `jax.vmap` does not hide.
         axis_names=set() if explicit == set(mesh.axis_names) else explicit,
@@ -152,7 +157,7 @@ def _auto(call: Call, structure: Any, axes: tuple[tuple[str, int], ...]) -> Any:
         spread = spread_of(x.sharding, x.shape, mesh)
         spread = _whole(call, x.shape, spread, mesh)
         of_x = NamedSharding(mesh, P(*(names or None for names in spread)))
-        of_rest = NamedSharding(mesh, P(*of_x.spec[: call.lanes]))
+        of_rest, of_scalars = _beside(call, scalars, of_x.spec)
 
         def local(x: jax.Array, *leaves: jax.Array) -> tuple[Any, ...]:
             of_part = jax.tree.unflatten(structure, leaves)
@@ -160,9 +165,11 @@ def _auto(call: Call, structure: Any, axes: tuple[tuple[str, int], ...]) -> Any:
 
         found = [of_x] * len(call.outputs)
         if call.reads_all(scalars):
-            found.append(of_rest)
+            found.append(NamedSharding(mesh, of_rest))
         assert len(found) == len(results)
-        return mesh, local, tuple(found), (of_x, *(of_rest for _ in args[1:]))
+        specs = jax.tree.leaves(of_scalars, is_leaf=lambda x: isinstance(x, P))
+        read = (of_x, *(NamedSharding(mesh, spec) for spec in specs))
+        return mesh, local, tuple(found), read
 
     def whole(x: jax.Array, *leaves: jax.Array) -> tuple[Any, ...]:
         return part.quantize(call, x, jax.tree.unflatten(structure, leaves))
@@ -171,18 +178,34 @@ def _auto(call: Call, structure: Any, axes: tuple[tuple[str, int], ...]) -> Any:
     operation.def_partition(
         partition=partition,
         decode_shardings=False,  # which fails where an axis of the mesh is split
-        sharding_rule=lambda mesh, args, results: _rule(call, args, results),
+        sharding_rule=lambda mesh, args, results: _rule(
+            call, jax.tree.unflatten(structure, args[1:]), args, results
+        ),
     )
     return operation
 
 
-def _rule(call: Call, args: Any, results: Any) -> SdyShardingRule:
+def _beside(call: Call, scalars: Scalars, spec: P) -> tuple[P, Any]:
+    """Returns how lanes are spread, and how what is read beside an array is.
+
+    Tokens lie where the rows are that they are of.
+    """
+    of_lanes = P(*spec[: call.lanes])
+    specs = jax.tree.map(lambda _: of_lanes, scalars)
+    if scalars.tokens is None:
+        return of_lanes, specs
+    of_tokens = P(*spec[: call.lanes + 2])
+    return of_lanes, dataclasses.replace(specs, tokens=of_tokens)
+
+
+def _rule(call: Call, scalars: Scalars, args: Any, results: Any) -> SdyShardingRule:
     """Returns which axes of arguments and results go together.
 
     A blocked axis is a factor for its runs or squares, and one for what is inside.
 
     Args:
       call: the quantization.
+      scalars: of the types of what is read beside the array.
       args: MLIR types of the array and of what else is read.
       results: of the outputs and what else is returned.
     """
@@ -208,7 +231,10 @@ def _rule(call: Call, args: Any, results: Any) -> SdyShardingRule:
     count = len(call.outputs)
     operands = (
         mapping(args[0]),
-        *(replicated(of, f"s{j}n") for j, of in enumerate(args[1:])),
+        *(
+            mapping(of) if of is scalars.tokens else replicated(of, f"s{j}n")
+            for j, of in enumerate(args[1:])
+        ),
     )
     of_lanes = (replicated(of, "r") for of in results[count:])
     found = (*map(mapping, results[:count]), *of_lanes)

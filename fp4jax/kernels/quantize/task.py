@@ -57,7 +57,7 @@ class Task:
         if "factor" in given:
             factor = given["factor"][0], given["factor"][1]
         if quantizer.is_stochastic:
-            uniform = geometry.uniform(where, given["noise"])
+            uniform = geometry.uniform(where, given["noise"], given.get("tokens"))
         quantized = planes.quantize(
             geometry.load(x_ref, where),
             quantizer,

@@ -119,6 +119,7 @@ def quantize_matrix(
         QUANTIZER=quantizer,
         TILES=tiles,
         SIGNS=None if "signs" in scalars.arrays else scalars.signs,
+        TOKENS=scalars.tokens is not None,
         WRITES=tuple(output in outputs for output in types),
     )
     arrays = dict(zip(types, found, strict=True))
@@ -135,19 +136,21 @@ def quantize_tile(
     QUANTIZER: tl.constexpr,
     TILES: tl.constexpr,
     SIGNS: tl.constexpr,
+    TOKENS: tl.constexpr,
     WRITES: tl.constexpr,
 ):
     """Quantizes this program's tile.
 
     Args:
       x: the matrix.
-      words: noise, factor and signs, as far as there are such.
+      words: noise, factor, signs and tokens, as far as there are such.
       operand: an output.
       codes: likewise.
       scales: likewise.
       QUANTIZER: of nearest or stochastic rounding, without candidates.
       TILES: of the matrix.
       SIGNS: of the rotation, where they are not among the words.
+      TOKENS: whether there are such.
       WRITES: whether each of the outputs is written.
     """
     GRID: tl.constexpr = QUANTIZER.grid
@@ -163,13 +166,14 @@ def quantize_tile(
     if QUANTIZER.rotation is not None:
         signs = memory.signs(rest, SIGNS, tile.shape[1], QUANTIZER.rotation.size)
         tile, norm = arithmetic.rotate(tile, signs, QUANTIZER.rotation.size)
+        if SIGNS is None:
+            rest += QUANTIZER.rotation.size
     scale, inverse = arithmetic.block_scale(
         arithmetic.amax(tile, FREE, SIZE) * norm, QUANTIZER, factor, inverse_factor
     )
     t = tile * arithmetic.spread(inverse * norm, FREE, SIZE)
     if QUANTIZER.is_stochastic:
-        row, half = memory.positions(TILES)
-        uniform = memory.uniform(words, row, half)
+        uniform = memory.uniform(words, rest if TOKENS else None, TILES)
         values = arithmetic.round_stochastic(t, uniform, GRID)
     else:
         values = arithmetic.round_nearest(t, GRID)

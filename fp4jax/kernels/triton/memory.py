@@ -163,22 +163,50 @@ def positions(TILES: tl.constexpr):
 
 
 @triton.jit
-def uniform(words, row, half):
-    """Returns `random_bits.uniform16` of pairs of elements, uint32 [f, k].
+def uniform(words, tokens, TILES: tl.constexpr):
+    """Returns `random_bits.uniform16` of the elements of a tile, uint32 [f, k].
 
     Args:
       words: address of `random_bits.place`.
-      row: from `positions`.
-      half: likewise.
+      tokens: of the row or column that stands for each row of the array, or None.
+      TILES: of the matrix.
     """
+    row, half = positions(TILES)
+    first_row, first_half = tl.load(words + 2), tl.load(words + 3) >> 1
+    if tokens is None or TILES.axis == 1:
+        if tokens is None:
+            row += first_row
+        else:
+            row = _token(tokens, row, TILES)
+        h = _hash(words, row, half + first_half)
+        even, odd = h & 0xFFFF, h >> 16
+    else:
+        row += first_row
+        even = _uniform16(words, row, _token(tokens, 2 * half, TILES))
+        odd = _uniform16(words, row, _token(tokens, 2 * half + 1, TILES))
+    return tl.reshape(tl.join(even, odd), (even.shape[0], 2 * even.shape[1]))
+
+
+@triton.jit
+def _token(tokens, row, TILES: tl.constexpr):
+    """Returns those of rows, 0 beyond the array."""
+    return tl.load(tokens + row, mask=row < TILES.shape[0] // TILES.runs, other=0)
+
+
+@triton.jit
+def _uniform16(words, row, column):
+    h = _hash(words, row, column >> 1)
+    return (h >> ((column & 1) << 4)) & 0xFFFF
+
+
+@triton.jit
+def _hash(words, row, half):
     h = _absorb(tl.full((1, 1), 0, tl.uint32), tl.load(words))
     h = _absorb(h, tl.load(words + 1))
-    h = _absorb(h, row + tl.load(words + 2))
-    h = _absorb(h, half + (tl.load(words + 3) >> 1)) ^ _MESSAGE_BYTES
+    h = _absorb(_absorb(h, row), half) ^ _MESSAGE_BYTES
     h = (h ^ (h >> 16)) * _F1
     h = (h ^ (h >> 13)) * _F2
-    h = h ^ (h >> 16)
-    return tl.reshape(tl.join(h & 0xFFFF, h >> 16), (h.shape[0], 2 * h.shape[1]))
+    return h ^ (h >> 16)
 
 
 @triton.jit
