@@ -21,7 +21,10 @@ ELSEWHERE: Sizes = {
     "columns": ((math.inf, 2),),
     "triton_rows": ((math.inf, 2),),
     "triton_columns": ((math.inf, 2),),
-    "product": ((math.inf, Tile()),),
+    "product": (
+        (1024 * 1024, Tile(n=128, k=128, stages=2, peers=1)),
+        (math.inf, Tile(k=128, stages=2)),
+    ),
 }
 TABLE: dict[str, Sizes] = {"NVIDIA H200": ELSEWHERE}
 

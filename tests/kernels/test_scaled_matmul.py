@@ -225,6 +225,12 @@ def test_says_that_it_cannot_divide_its_work(monkeypatch):
     assert "several devices" in why
 
 
+def test_a_tile_is_as_deep_as_the_product_allows():
+    tile = Tile(n=128, k=128, stages=2, peers=2)
+    found = [Mosaic(True, tile)._tile(256, 128, k) for k in (256, 192)]
+    assert [(t.k, t.stages) for t in found] == [(128, 2), (64, 4)]
+
+
 no_kernel = pytest.mark.skipif(not devices.without_wgmma(), reason="it runs here")
 
 

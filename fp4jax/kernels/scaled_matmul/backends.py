@@ -60,7 +60,7 @@ class Mosaic:
     def _sizes(self, packed: Written, other: jax.Array, axis: int) -> str | None:
         shape, k = packed.tiling.shape, other.shape[axis]
         m, n = shape[1 - packed.axis], other.shape[1 - axis]
-        tile = self._tile(m, n)
+        tile = self._tile(m, n, k)
         if shape[packed.axis] != k:
             return (
                 f"both operands must have {k} elements along the contraction axis, "
@@ -96,7 +96,7 @@ class Mosaic:
             other_axis=axis,
             swapped=side == "rhs",
             dtype=jnp.dtype(dtype),
-            tile=self._tile(m, n),
+            tile=self._tile(m, n, other.shape[axis]),
             interpret=devices.interpreter() if self.interpreted else None,
         )
         scales = [jnp.asarray(f, jnp.float32).reshape(1) for f in factors]
@@ -104,13 +104,16 @@ class Mosaic:
         codes = packed.codes(quantizer.grid)
         return _operation(product)(codes, _scales(packed), other, factor)
 
-    def _tile(self, m: int, n: int) -> Tile:
-        """Returns the tile, as wide, and with as many peers, as divides the result."""
+    def _tile(self, m: int, n: int, k: int) -> Tile:
+        """Returns the tile, of sizes and peers that divide the product."""
         tile = self.tile or block_sizes.best("product", m * n)
         widths = (tile.n >> i for i in range(3))
+        depth = CHUNK if k % tile.k else tile.k
         return dataclasses.replace(
             tile,
             n=next((w for w in widths if not n % w), tile.n),
+            k=depth,
+            stages=tile.stages * tile.k // depth,
             peers=math.gcd(tile.peers, max(m // tile.m, 1)),
         )
 
