@@ -145,6 +145,10 @@ class Geometry(abc.ABC):
         return Nvidia(*(functools.partial(f, lane=self.lane) for f in functions))
 
     @abc.abstractmethod
+    def row(self, where: Where) -> Any:
+        """Returns a row, of the matrix, of the blocks of each thread of a program."""
+
+    @abc.abstractmethod
     def _pairs(self, where: Where) -> Callable[[int], tuple[Plane, Plane]]:
         """Returns what maps i to the position of planes 2 i and 2 i + 1.
 
@@ -205,6 +209,17 @@ class Geometry(abc.ABC):
             return random_bits.uniform16_pair(words, row, half_column + first_half)
 
         return bits
+
+    def factor(self, where: Where, ref: Any) -> tuple[Any, Any]:
+        """Returns s_enc and 1 / s_enc of the blocks of a program.
+
+        Args:
+          where: the program.
+          ref: float32 [2 n] of n s_enc, then the others: one for each row, or one.
+        """
+        count = ref.shape[0] // 2
+        row = jnp.int32(0) if count == 1 else self.row(where)
+        return self._at(ref, row), self._at(ref, row + count)
 
     def _at(self, ref: Any, index: jax.Array) -> jax.Array:
         """Returns the elements of a vector at a plane of indices, or at one."""

@@ -103,8 +103,15 @@ class Rows(Runs):
     def matrix(self, x: jax.Array) -> jax.Array:
         return x.reshape(self.shape[0], -1)
 
+    def row(self, where: Where) -> Plane:
+        return self._index(where) // jnp.uint32(self.shape[1] // self.size)
+
+    def _index(self, where: Where) -> Plane:
+        """Returns the number of each run."""
+        return self._iota(0) + (where[0] * self.threads).astype(jnp.uint32)
+
     def _pairs(self, where: Where) -> Callable[[int], tuple[Plane, Plane]]:
-        index = self._iota(0) + (where[0] * self.threads).astype(jnp.uint32)
+        index = self._index(where)
         runs = jnp.uint32(self.shape[1] // self.size)
         half_column = index % runs * jnp.uint32(self.size // 2)
         return lambda i: (index // runs, half_column + jnp.uint32(i))
@@ -151,6 +158,9 @@ class Columns(Runs):
 
     def matrix(self, x: jax.Array) -> jax.Array:
         return x.reshape(-1, x.shape[-1])
+
+    def row(self, where: Where) -> jax.Array:
+        return where[0] * self.size
 
     def _pairs(self, where: Where) -> Callable[[int], tuple[Plane, Plane]]:
         runs = self.period // self.size

@@ -157,6 +157,9 @@ class Squares(Geometry):
     def across(self, amax: Plane) -> Plane:
         return self._spread(_largest(amax))
 
+    def row(self, where: Where) -> jax.Array:
+        return where[0] * TILE[0]
+
     def _spread(self, of_blocks: Plane) -> Plane:
         spread = lax.broadcast_in_dim(of_blocks, self.plane, (0,))
         return plgpu.layout_cast(spread, self.lane.pallas)

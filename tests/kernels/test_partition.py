@@ -15,6 +15,7 @@ from fp4jax import recipes
 from fp4jax.kernels.choice import KERNELS, Kernels
 from fp4jax.kernels.partition import mesh_of, spread_of
 from fp4jax.kernels.quantize import quantize, quantize_blocks, reference
+from fp4jax.numerics.groups import Groups
 from tests.kernels.cases import OPAQUE, QUANTIZERS, Opaque, assert_equal, how
 
 AUTO, EXPLICIT = (jax.make_mesh((4, 2), ("a", "b"), (t, t)) for t in list(AxisType)[:2])
@@ -99,9 +100,9 @@ def test_no_device_needs_more_than_its_part(mesh, name, axis, spec, sent):
     assert check(mesh, name, axis, spec) == sent
 
 
-def of_tokens(quantizer, axis, x, tokens):
+def of_tokens(quantizer, axis, x, tokens, groups=None):
     """What a backend makes of rows whose random bits are those of tokens."""
-    keywords = how(quantizer, axis) | {"tokens": tokens}
+    keywords = how(quantizer, axis) | {"tokens": tokens, "groups": groups}
     with KERNELS(Kernels(quantize=OPAQUE)):
         return quantize_blocks(x, quantizer, **keywords).quantized.arrays
 
@@ -129,6 +130,24 @@ def test_tokens_are_where_their_rows_are(mesh, name, axis, spec):
     expected = reference.quantize(X, quantizer, **how(quantizer, axis), tokens=TOKENS)
     jax.tree.map(np.testing.assert_array_equal, program(X, TOKENS), expected.arrays)
     assert not re.findall(COLLECTIVE, program.as_text())
+
+
+@meshes
+def test_entries_of_groups_have_their_scales_where_they_are(mesh):
+    quantizer, spec = QUANTIZERS["nvfp4-sr-pad"], P("a", None, "b")
+    groups = Groups(None, 8)
+    if mesh is AUTO:
+        groups = Groups(jnp.array([0, 0, 2, 1, 2, 2, 0, 1]), 3)
+
+    @jax.jit
+    def function(x, tokens, groups):
+        return of_tokens(quantizer, 1, spread_over(mesh, x, spec), tokens, groups)
+
+    further = {"tokens": TOKENS, "groups": groups}
+    expected = reference.quantize(X, quantizer, **how(quantizer, 1), **further)
+    with jax.set_mesh(mesh):
+        found = function(X, TOKENS, groups)
+    jax.tree.map(np.testing.assert_array_equal, found, expected.arrays)
 
 
 @meshes

@@ -11,6 +11,7 @@ from fp4jax.kernels.choice import KERNELS, Kernels
 from fp4jax.kernels.quantize import (
     INTERPRETED,
     MOSAIC,
+    XLA,
     Output,
     Quantized,
     api,
@@ -53,7 +54,7 @@ dtypes = pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 def by_kernels(backend, x, quantizer, **how):
     """What kernels make of an array, and of its amax."""
     names = ("axis", "key", "site")
-    if quantizer.tensor_scale is not None:
+    if quantizer.tensor_scale is not None and "amax" not in how:
         how["amax"] = backend.amax(x, quantizer, **{name: how[name] for name in names})
     return backend.quantize(x, quantizer, **how)
 
@@ -67,7 +68,7 @@ def check(backend, x, quantizer, axis, outputs=tuple(Output), **further):
         return parts(by_kernels(backend, x, quantizer, **of_kernel))
 
     found = Quantized(*(call if backend == INTERPRETED else jax.jit(call))(x))
-    expected = on_cpu(lambda x: reference.quantize(x, quantizer, **keywords), x)
+    expected = on_cpu(lambda x: XLA.quantize(x, quantizer, **keywords), x)
     arrays = {output: expected.arrays[output] for output in outputs}
     expected = dataclasses.replace(expected, arrays=arrays)
     assert_equal(found, expected)
@@ -98,6 +99,15 @@ tokens = pytest.mark.parametrize("name", [n for n in QUANTIZERS if n.endswith("-
 def test_rows_draw_as_their_tokens_do(name, axis, backend):
     x, quantizer = tensor((2, 32, 128), jnp.bfloat16), QUANTIZERS[name]
     check(backend, x, quantizer, axis, tokens=TOKENS[:, :32])
+
+
+@backends
+@pytest.mark.parametrize("name", [n for n in QUANTIZERS if "nvfp4" in n])
+@axes
+def test_entries_have_tensor_scales_of_their_own(name, axis, backend):
+    x, quantizer = tensor((2, 64, 128), jnp.bfloat16), QUANTIZERS[name]
+    further = {"tokens": TOKENS} if quantizer.is_stochastic else {}
+    check(backend, x, quantizer, axis, **further, amax=jnp.float32([16, 90]))
 
 
 # Of formats, rules and sizes that no recipe has.

@@ -110,9 +110,14 @@ def grouped(name):
 WS = jnp.stack([W, W, -W])
 
 
-@pytest.mark.parametrize("name", ["ufp4", "ti2d", "ue5m3"])
+@pytest.mark.parametrize("name", ["ufp4", "ti2d", "ue5m3", "nvfp4"])
 def test_of_groups(name):
     check(grouped(name), w=WS)
+
+
+def test_of_groups_under_vmap():
+    lanes = jax.vmap(grouped("nvfp4"))
+    check(lanes, jnp.stack([X, 2 * X]), jnp.stack([WS, WS + 1]))
 
 
 @mosaic
@@ -144,7 +149,7 @@ def test_a_weight_that_is_packed_once():
 PACKED_DOT = functools.partial(dot, dataclasses.replace(recipes.ufp4(), **PACKED))
 
 
-@pytest.mark.parametrize("multiply, w", [(PACKED_DOT, W), (grouped("ufp4"), WS)])
+@pytest.mark.parametrize("multiply, w", [(PACKED_DOT, W), (grouped("nvfp4"), WS)])
 def test_a_program_names_every_quantization(multiply, w):
     function = step(multiply)
     plain = count(function.trace(X, w).jaxpr, "fp4_quantize")

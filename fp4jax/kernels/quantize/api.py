@@ -105,12 +105,15 @@ def quantize_blocks(
       **how: likewise, its further arguments.
     """
     backend, axis, other = None, how["axis"], how.get("other")
-    if groups is None or quantizer.tensor_scale is None:
+    if quantizer.tensor_scale is None:
+        groups = None
+    # Rows that draw by where they stand may go in pieces, which are of no entries.
+    if groups is None or tokens is not None or not quantizer.is_stochastic:
         backend = _backend(x, quantizer, axis, other, None)
     if backend is None:
         with partition.explaining(x, quantizer, axis, other):
             return by_xla(x, quantizer, **how, tokens=tokens, groups=groups)
-    how |= {"backend": backend, "tokens": tokens}
+    how |= {"backend": backend, "tokens": tokens, "groups": groups}
     found = call.quantize(x, quantizer, outputs=outputs, **how)
     shape = list(x.shape)
     shape[axis] += -shape[axis] % quantizer.multiple

@@ -12,12 +12,28 @@ from fp4jax.kernels.amax import tensor_amax
 from fp4jax.kernels.quantize import reference
 from fp4jax.kernels.quantize.outputs import Quantized
 from fp4jax.numerics import Quantizer, Site, blocks, hadamard
+from fp4jax.numerics.groups import Groups
 
 
 def whole_blocks(quantizer: Quantizer, axis: int, other: int | None) -> dict[int, int]:
     """Returns what blocked axes are padded to a multiple of, before anything else."""
     of_other = {} if other is None else {other: quantizer.block_size}
     return {axis: quantizer.multiple} | of_other
+
+
+def rotated(
+    x: jax.Array,
+    quantizer: Quantizer,
+    *,
+    axis: int,
+    key: jax.Array | None,
+    site: Site,
+) -> jax.Array:
+    """Rotates an array as the reference does, if at all."""
+    if (rotation := quantizer.rotation) is None:
+        return x
+    signs = hadamard.sign_vector(rotation, key, site.signs_stream)
+    return hadamard.rotate(x, signs, axis)
 
 
 class Backend(abc.ABC):
@@ -84,15 +100,14 @@ class Xla(Backend):
         return {}
 
     def quantize(self, x, quantizer, **how) -> Quantized:
-        """Calls the reference."""
+        """Calls the reference, for which amaxes of entries are those of groups."""
+        if (amax := how.get("amax")) is not None and amax.ndim:
+            how["groups"] = Groups(None, amax.size)
         return reference.quantize(x, quantizer, **how)
 
     def amax(self, x, quantizer, *, axis, key, site) -> jax.Array:
         """Rotates as the reference does."""
-        if (rotation := quantizer.rotation) is not None:
-            signs = hadamard.sign_vector(rotation, key, site.signs_stream)
-            x = hadamard.rotate(x, signs, axis)
-        return blocks.amax(x)
+        return blocks.amax(rotated(x, quantizer, axis=axis, key=key, site=site))
 
 
 @dataclasses.dataclass(frozen=True)

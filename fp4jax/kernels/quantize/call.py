@@ -12,12 +12,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fp4jax.kernels.quantize import partition
-from fp4jax.kernels.quantize.backends import Backend, whole_blocks
+from fp4jax.kernels.quantize import matrix, partition
+from fp4jax.kernels.quantize.backends import Backend, rotated, whole_blocks
 from fp4jax.kernels.quantize.outputs import Output, Quantized
 from fp4jax.kernels.quantize.part import Call, Scalars
 from fp4jax.numerics import Quantizer, Site, blocks, hadamard
 from fp4jax.numerics.blockwise import tensor_level
+from fp4jax.numerics.groups import Groups
 
 
 def quantize(
@@ -32,6 +33,7 @@ def quantize(
     amax: jax.Array | None = None,
     start: tuple[jax.Array, jax.Array] | None = None,
     tokens: jax.Array | None = None,
+    groups: Groups | None = None,
     site: Site = Site.FPROP_X,
 ) -> Quantized:
     """Quantizes as `reference.quantize` does, by a backend that can.
@@ -44,6 +46,10 @@ def quantize(
     x = blocks.pad_to_multiple(x, padding)
     if tokens is not None:
         tokens = blocks.pad_to_multiple(tokens, padding)
+    if groups is not None:
+        if amax is None:
+            amax = groups.amax(rotated(x, quantizer, axis=axis, key=key, site=site))
+        amax = groups.spread(amax, 1)
     draws, rounds_so = quantizer.draws, quantizer.is_stochastic
     scalars = Scalars(
         key=jax.random.key_data(key) if key is not None and draws else None,
@@ -54,7 +60,7 @@ def quantize(
     x, scalars = lax.stop_gradient((x, scalars))
     found = fp4_quantize(x, scalars, call=call)
     amax = found[-1] if call.reads_all(scalars) else scalars.amax
-    _, tensor_scale = tensor_level(quantizer, amax)
+    tensor_scale = matrix.by_entry(tensor_level(quantizer, amax)[1], x.ndim)
     signs = None
     if quantizer.rotation is not None:
         signs = hadamard.sign_vector(quantizer.rotation, key, site.signs_stream)

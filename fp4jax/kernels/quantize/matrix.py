@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from fp4jax.kernels.quantize.outputs import Output, Quantized
 from fp4jax.kernels.view import View
@@ -27,7 +28,8 @@ class Scalars:
     Attributes:
       noise: uint32 [4], two words of a key, row and column of the first element; None
         where nothing is drawn.
-      factor: float32 [2], s_enc and 1 / s_enc of two levels, or None.
+      factor: float32 [2 n], s_enc and then 1 / s_enc of two levels, n of 1, or of each
+        row of the matrix; or None.
       signs: of the rotation: numbers, or where they are drawn a float32 array; None
         without a rotation.
       tokens: uint32 [r], whose random bits each row of the matrix gets, or None.
@@ -82,7 +84,8 @@ def quantize(
         signs = hadamard.signs_of(rotation, key, site.signs_stream)
     factor, tensor_scale = tensor_level(quantizer, amax)
     if factor is not None and tensor_scale is not None:
-        factor = jnp.stack([factor, tensor_scale])
+        factor = _of_rows(jnp.stack([factor, tensor_scale]), view.matrix.shape[0])
+        tensor_scale = by_entry(tensor_scale, x.ndim)
     if quantizer.is_stochastic:
         assert key is not None
         noise = random_bits.place(key, site.rounding_stream, start)
@@ -99,6 +102,21 @@ def quantize(
     return Quantized(
         arrays, tensor_scale, None if signs is None else jnp.asarray(signs)
     )
+
+
+def _of_rows(numbers: jax.Array, rows: int) -> jax.Array:
+    """Returns numbers [2], or [2, t] of parts of a matrix for each row, as a vector."""
+    if numbers.ndim > 1:
+        each = rows // numbers.shape[1]
+        numbers = lax.broadcast_in_dim(numbers, (*numbers.shape, each), (0, 1))
+    return numbers.reshape(-1)
+
+
+def by_entry(of_entries: jax.Array | None, ndim: int) -> jax.Array | None:
+    """Returns what is of entries [t] of an array's first axis as [t, 1, ...]."""
+    if of_entries is None or of_entries.ndim == 0:
+        return of_entries
+    return lax.expand_dims(of_entries, range(1, ndim))
 
 
 def unsupported(x: jax.Array, quantizer: Quantizer) -> str | None:

@@ -69,7 +69,8 @@ class Call:
     def treats_rows_alike(self, scalars: "Scalars") -> bool:
         """Whether neither the place of a row nor any other row matters to it."""
         is_of_all = self.quantizer.is_stochastic or self.reads_all(scalars)
-        return self.lanes == 0 and not is_of_all
+        is_of_entries = scalars.amax is not None and scalars.amax.ndim > 0
+        return self.lanes == 0 and not is_of_all and not is_of_entries
 
     def reads_all(self, scalars: "Scalars") -> bool:
         """Whether a tensor scale is made of the array."""
@@ -90,7 +91,8 @@ class Scalars:
 
     Attributes:
       key: uint32 [2] words of a Threefry key, or None.
-      amax: float32 [] of the rotated array, or None.
+      amax: float32 [] of the rotated array, or [t] of each entry of its first axis; or
+        None.
       start: uint32 [], row and column of the first element, or None: (0, 0).
       tokens: uint32 [t, a] of an array [t, a, f], whose random bits its rows get, where
         that is not said by where they stand, or None.

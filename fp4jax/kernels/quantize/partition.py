@@ -124,10 +124,11 @@ def _explicit(call: Call, x: jax.Array, scalars: Scalars) -> tuple[Any, ...]:
     mesh, spread = sharding.mesh, _spread(sharding.spec, x.ndim)
     of_rest, of_scalars = _beside(call, scalars, sharding.spec)
     outputs = (sharding.spec,) * len(call.outputs)
-    if scalars.tokens is not None:
-        of_tokens = NamedSharding(mesh, of_scalars.tokens)
-        tokens = jax.sharding.reshard(scalars.tokens, of_tokens)
-        scalars = dataclasses.replace(scalars, tokens=tokens)
+    scalars = jax.tree.map(
+        lambda a, spec: jax.sharding.reshard(a, NamedSharding(mesh, spec)),
+        scalars,
+        of_scalars,
+    )
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
     explicit = {name for name, kind in kinds if kind == AxisType.Explicit}
     return jax.shard_map(
@@ -188,14 +189,14 @@ def _auto(call: Call, structure: Any, axes: tuple[tuple[str, int], ...]) -> Any:
 def _beside(call: Call, scalars: Scalars, spec: P) -> tuple[P, Any]:
     """Returns how lanes are spread, and how what is read beside an array is.
 
-    Tokens lie where the rows are that they are of.
+    Tokens and amaxes lie where the rows and entries are that they are of.
     """
     of_lanes = P(*spec[: call.lanes])
     specs = jax.tree.map(lambda _: of_lanes, scalars)
-    if scalars.tokens is None:
-        return of_lanes, specs
-    of_tokens = P(*spec[: call.lanes + 2])
-    return of_lanes, dataclasses.replace(specs, tokens=of_tokens)
+    amax, tokens = jax.tree.map(
+        lambda of: P(*spec[: len(of.shape)]), (scalars.amax, scalars.tokens)
+    )
+    return of_lanes, dataclasses.replace(specs, amax=amax, tokens=tokens)
 
 
 def _rule(call: Call, scalars: Scalars, args: Any, results: Any) -> SdyShardingRule:
@@ -228,11 +229,13 @@ def _rule(call: Call, scalars: Scalars, args: Any, results: Any) -> SdyShardingR
         inside = (f"{name}{i}" for i in range(call.lanes, len(of.shape)))
         return ArrayMapping(*(f"d{i}" for i in range(call.lanes)), *inside)
 
-    count = len(call.outputs)
+    count, alike = len(call.outputs), (scalars.amax, scalars.tokens)
     operands = (
         mapping(args[0]),
         *(
-            mapping(of) if of is scalars.tokens else replicated(of, f"s{j}n")
+            mapping(of)
+            if any(of is each for each in alike)
+            else replicated(of, f"s{j}n")
             for j, of in enumerate(args[1:])
         ),
     )

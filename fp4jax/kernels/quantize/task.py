@@ -55,7 +55,7 @@ class Task:
         if "signs" in given:
             signs = [given["signs"][i] for i in range(len(signs))]
         if "factor" in given:
-            factor = given["factor"][0], given["factor"][1]
+            factor = geometry.factor(where, given["factor"])
         if quantizer.is_stochastic:
             uniform = geometry.uniform(where, given["noise"], given.get("tokens"))
         quantized = planes.quantize(

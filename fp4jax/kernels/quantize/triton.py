@@ -120,6 +120,7 @@ def quantize_matrix(
         TILES=tiles,
         SIGNS=None if "signs" in scalars.arrays else scalars.signs,
         TOKENS=scalars.tokens is not None,
+        FACTORS=0 if scalars.factor is None else scalars.factor.size // 2,
         WRITES=tuple(output in outputs for output in types),
     )
     arrays = dict(zip(types, found, strict=True))
@@ -137,6 +138,7 @@ def quantize_tile(
     TILES: tl.constexpr,
     SIGNS: tl.constexpr,
     TOKENS: tl.constexpr,
+    FACTORS: tl.constexpr,
     WRITES: tl.constexpr,
 ):
     """Quantizes this program's tile.
@@ -151,6 +153,7 @@ def quantize_tile(
       TILES: of the matrix.
       SIGNS: of the rotation, where they are not among the words.
       TOKENS: whether there are such.
+      FACTORS: how many of both there are.
       WRITES: whether each of the outputs is written.
     """
     GRID: tl.constexpr = QUANTIZER.grid
@@ -161,8 +164,10 @@ def quantize_tile(
     if QUANTIZER.is_stochastic:
         rest += 4
     if QUANTIZER.tensor_scale is not None:
-        factor, inverse_factor = memory.number(rest), memory.number(rest + 1)
-        rest += 2
+        factor = memory.of_blocks(rest, FACTORS, FREE, SIZE, TILES)
+        rest += FACTORS
+        inverse_factor = memory.of_blocks(rest, FACTORS, FREE, SIZE, TILES)
+        rest += FACTORS
     if QUANTIZER.rotation is not None:
         signs = memory.signs(rest, SIGNS, tile.shape[1], QUANTIZER.rotation.size)
         tile, norm = arithmetic.rotate(tile, signs, QUANTIZER.rotation.size)

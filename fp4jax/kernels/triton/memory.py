@@ -24,9 +24,31 @@ def words(arrays: Mapping[str, jax.Array]) -> jax.Array:
 
 
 @triton.jit
-def number(word):
-    """Returns a float32 among words, [1, 1]."""
-    found = tl.load(word + tl.full((1, 1), 0, tl.int32))
+def of_blocks(
+    word,
+    COUNT: tl.constexpr,
+    FREE: tl.constexpr,
+    SIZE: tl.constexpr,
+    TILES: tl.constexpr,
+):
+    """Returns float32 of the blocks of a tile, [f, k / SIZE] or what spreads to it.
+
+    Args:
+      word: where they begin, 32-bit numbers.
+      COUNT: of these: one for each row of the array, or one.
+      FREE: elements of a block along the free axes.
+      SIZE: of a block along the contraction axis.
+      TILES: of the matrix.
+    """
+    row = tl.full((1, 1), 0, tl.uint32)
+    if COUNT > 1:
+        first = place(TILES)[0].to(tl.uint32) * TILES.tile[0]
+        if TILES.axis == 1:
+            row = first + FREE * tl.arange(0, TILES.tile[0] // FREE)[:, None]
+            row = row.to(tl.uint32) // TILES.runs
+        else:
+            row = first + SIZE * tl.arange(0, TILES.tile[0] // SIZE)[None]
+    found = tl.load(word + row, mask=row < COUNT, other=0)
     return found.to(tl.float32, bitcast=True)
 
 
