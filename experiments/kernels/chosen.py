@@ -22,7 +22,7 @@ def choice(
     """Returns the kernels of these names.
 
     Args:
-      grouped: what multiplies groups of rows: JAX's kernels for Hopper GPUs,
+      grouped: what multiplies groups of rows: kernels for Hopper GPUs,
         `lax.ragged_dot`, or what the library takes by itself.
       quantize: the backend of `fp4jax.kernels.quantize`, or that of the device.
       packed: what multiplies by packed operands: the kernel for Hopper GPUs, or what

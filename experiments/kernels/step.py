@@ -55,7 +55,7 @@ class Arguments:
     documents: int = 1
     """of a row; attention to one document needs no mask."""
     grouped: Grouped = "default"
-    """what multiplies groups of rows: JAX's kernels for Hopper GPUs, lax.ragged_dot."""
+    """what multiplies groups of rows: kernels for Hopper GPUs, lax.ragged_dot."""
     quantize: Quantize = "default"
     """what quantizes: the device's kernels, or XLA."""
     packed: Packed = "default"

@@ -57,7 +57,7 @@ class Arguments:
     quantize: Quantize = "default"
     """what quantizes: the device's kernels, or XLA, which takes less time to trace."""
     grouped: Grouped = "default"
-    """what multiplies groups of rows: JAX's kernels for Hopper GPUs, lax.ragged_dot."""
+    """what multiplies groups of rows: kernels for Hopper GPUs, lax.ragged_dot."""
     only: tuple[str, ...] = ()
     """policies to train; all others wait."""
     dry: bool = False

@@ -18,12 +18,12 @@ class Products:
     """What multiplies groups of rows in place of a scan over tiles, where it can.
 
     Attributes:
-      supports: whether the others take features k and n, a dtype and a precision.
+      supports: whether the others take tiles, features k and n, and a precision.
       rows: as `fp4jax.ops.grouped_matmul.rows`, without precision.
       weights: as `fp4jax.ops.grouped_matmul.weights`, without precision.
     """
 
-    supports: Callable[[tuple[int, int], Any, Any], bool]
+    supports: Callable[[jax.Array, tuple[int, int], Any], bool]
     rows: Callable[..., jax.Array]
     weights: Callable[..., jax.Array]
 

@@ -277,7 +277,7 @@ class Gemms:
         ):
             return found
         else:
-            y = self._emulate(a, b, out_sharding)
+            y = self._emulate(a, b, out_sharding, jnp.float32 if factors else dtype)
         return in_turn(y, factors).astype(dtype)
 
     def _gathered(self, operand: Operand) -> Operand:
@@ -295,14 +295,17 @@ class Gemms:
         assert operand.tensor_scale is not None
         return operand.tensor_scale
 
-    def _emulate(self, a: Operand, b: Operand, out_sharding) -> jax.Array:
+    def _emulate(
+        self, a: Operand, b: Operand, out_sharding: Any, dtype: Any
+    ) -> jax.Array:
         batch = tuple(range(self.batch))
-        return float32_sums(
+        y = float32_sums(
             *self._arrays(a, b),
             dimension_numbers=(((a.axis,), (b.axis,)), (batch, batch)),
             precision=self._precision,
             out_sharding=out_sharding,
         )
+        return y.astype(dtype)
 
     def _takes_fp8(self, a: Operand, b: Operand) -> bool:
         sites = self.recipe.sites
@@ -323,7 +326,7 @@ class Gemms:
             quantizers=(quantizers[0], quantizers[1]),
             batch=self.batch,
             out_sharding=out_sharding,
-            otherwise=lambda: self._emulate(a, b, out_sharding),
+            otherwise=lambda: self._emulate(a, b, out_sharding, jnp.float32),
         )
 
     def _arrays(self, a: Operand, b: Operand) -> tuple[jax.Array, jax.Array]:

@@ -45,14 +45,16 @@ class GroupedGemms(Gemms):
     def _groups(self, site: Site) -> Groups | None:
         return Groups(None, self.rhs.shape[0]) if site.operand == 1 else self.groups
 
-    def _emulate(self, a: Operand, b: Operand, out_sharding: Any) -> jax.Array:
+    def _emulate(
+        self, a: Operand, b: Operand, out_sharding: Any, dtype: Any
+    ) -> jax.Array:
         del out_sharding
         assert self.groups is not None
         x, y = self._arrays(a, b)
-        precision = self._precision
+        how = {"precision": self._precision, "dtype": dtype}
         if a.site in _WGRAD:
-            return grouped_matmul.weights(x, y, self.groups, precision=precision)
-        return grouped_matmul.rows(x, y, self.groups, axis=b.axis, precision=precision)
+            return grouped_matmul.weights(x, y, self.groups, **how)
+        return grouped_matmul.rows(x, y, self.groups, axis=b.axis, **how)
 
     def _scale_of_result(self, operand: Operand) -> jax.Array:
         scale, groups = operand.tensor_scale, self.groups

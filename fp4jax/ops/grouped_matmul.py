@@ -15,9 +15,15 @@ _dot = functools.partial(lax.dot_general, preferred_element_type=jnp.float32)
 
 
 def rows(
-    x: jax.Array, w: jax.Array, groups: Groups, *, axis: int, precision: Any
+    x: jax.Array,
+    w: jax.Array,
+    groups: Groups,
+    *,
+    axis: int,
+    precision: Any,
+    dtype: Any = jnp.float32,
 ) -> jax.Array:
-    """Returns y_t = x_t w_{of t}, or x_t w_{of t}^T, float32 [t, a, n].
+    """Returns y_t = x_t w_{of t}, or x_t w_{of t}^T, [t, a, n].
 
     Args:
       x: [t, a, k] tiles.
@@ -25,28 +31,35 @@ def rows(
       groups: of the tiles; one without a group gives zeros.
       axis: of w that is contracted: 1, or 2.
       precision: as of `lax.dot_general`.
+      dtype: of the result, to which float32 sums are rounded.
     """
     if (kernels := _kernels(x, w.shape[3 - axis], precision)) is not None:
-        return kernels.rows(x, w, groups, axis=axis)
+        return kernels.rows(x, w, groups, axis=axis, dtype=dtype)
     scan = functools.partial(scan_rows, axis=axis, precision=precision)
-    return _float32_on_cpu(scan, x, w, groups)
+    return _float32_on_cpu(scan, x, w, groups).astype(dtype)
 
 
 def weights(
-    x: jax.Array, dy: jax.Array, groups: Groups, *, precision: Any
+    x: jax.Array,
+    dy: jax.Array,
+    groups: Groups,
+    *,
+    precision: Any,
+    dtype: Any = jnp.float32,
 ) -> jax.Array:
-    """Returns dw_i = sum_{t: of t = i} x_t^T dy_t, float32 [e, k, n].
+    """Returns dw_i = sum_{t: of t = i} x_t^T dy_t, [e, k, n].
 
     Args:
       x: [t, a, k] tiles.
       dy: [t, a, n] of the dtype of x.
       groups: of the tiles; one without tiles gets exact zeros.
       precision: as of `lax.dot_general`.
+      dtype: of the result, to which float32 sums are rounded.
     """
     if (kernels := _kernels(x, dy.shape[2], precision)) is not None:
-        return kernels.weights(x, dy, groups)
+        return kernels.weights(x, dy, groups, dtype=dtype)
     scan = functools.partial(scan_weights, precision=precision)
-    return _float32_on_cpu(scan, x, dy, groups)
+    return _float32_on_cpu(scan, x, dy, groups).astype(dtype)
 
 
 def scan_rows(
@@ -83,23 +96,24 @@ def scan_weights(
 
 
 def ragged_rows(
-    x: jax.Array, w: jax.Array, groups: Groups, *, axis: int, precision: Any = None
+    x: jax.Array, w: jax.Array, groups: Groups, *, axis: int, dtype: Any
 ) -> jax.Array:
     """Computes `rows` by `lax.ragged_dot_general`."""
     order, sizes = in_order(groups, x.shape[1])
-    y = _ragged_dot(x[order], w, sizes, precision, contracting=(1, axis), of_rhs=[0])
-    y = y.reshape(*x.shape[:2], -1)
+    y = _ragged_dot(x[order], w, sizes, contracting=(1, axis), of_rhs=[0])
+    y = y.reshape(*x.shape[:2], -1).astype(dtype)
     y = jnp.zeros_like(y).at[order].set(y, unique_indices=True)
     return jnp.where(has_group(groups), y, 0)
 
 
 def ragged_weights(
-    x: jax.Array, dy: jax.Array, groups: Groups, *, precision: Any = None
+    x: jax.Array, dy: jax.Array, groups: Groups, *, dtype: Any
 ) -> jax.Array:
     """Computes `weights` by `lax.ragged_dot_general`."""
     order, sizes = in_order(groups, x.shape[1])
     dy = dy[order].reshape(-1, dy.shape[2])
-    return _ragged_dot(x[order], dy, sizes, precision, contracting=(0, 0), of_rhs=[])
+    dw = _ragged_dot(x[order], dy, sizes, contracting=(0, 0), of_rhs=[])
+    return dw.astype(dtype)
 
 
 def in_order(groups: Groups, rows: int) -> tuple[jax.Array, jax.Array]:
@@ -119,7 +133,6 @@ def _ragged_dot(
     x: jax.Array,
     rhs: jax.Array,
     sizes: jax.Array,
-    precision: Any,
     *,
     contracting: tuple[int, int],
     of_rhs: list[int],
@@ -135,7 +148,6 @@ def _ragged_dot(
         rhs,
         sizes,
         dimensions,
-        precision=precision,
         preferred_element_type=jnp.float32,
     )
 
@@ -143,7 +155,7 @@ def _ragged_dot(
 def _kernels(x: jax.Array, n: int, precision: Any) -> Products | None:
     """Returns those of the context if they take products of tiles x and n features."""
     kernels = chosen().products
-    if kernels is None or not kernels.supports((x.shape[2], n), x.dtype, precision):
+    if kernels is None or not kernels.supports(x, (x.shape[2], n), precision):
         return None
     return kernels
 
@@ -163,5 +175,5 @@ def _float32_on_cpu(
 
 # By `lax.ragged_dot_general`, which does not know every `jax.vmap`.
 RAGGED = Products(
-    lambda sizes, dtype, precision: precision is None, ragged_rows, ragged_weights
+    lambda x, sizes, precision: precision is None, ragged_rows, ragged_weights
 )

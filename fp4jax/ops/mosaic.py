@@ -1,74 +1,121 @@
-"""Grouped products by the kernels for Hopper GPUs that come with JAX.
+"""Grouped products by kernels for NVIDIA Hopper GPUs.
 
-Their float32 sums are rounded to bfloat16, before tensor scales multiply them. They are
-not chosen by themselves: `with KERNELS(Kernels(products=HOPPER)): ...`, around what is
-traced.
+They are not chosen by themselves: `with KERNELS(Kernels(products=HOPPER)): ...`, around
+what is traced.
 """
 
+import dataclasses
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.custom_batching import sequential_vmap
 
+from fp4jax.kernels import devices
 from fp4jax.kernels.choice import Products
+from fp4jax.kernels.grouped_matmul import Runs, Sums, piece
+from fp4jax.kernels.tile import Tile
 from fp4jax.numerics.groups import Groups
-from fp4jax.ops.grouped_matmul import has_group, in_order
 
-_BLOCKS = {"block_m": 128, "block_n": 128, "block_k": 64}
-_SCHEDULE = {"max_concurrent_steps": 4, "grid_block_n": 8}
-_MULTIPLE = 128  # whole blocks of either kernel, on either side of a product
-
-
-def _supports(sizes: tuple[int, int], dtype: Any, precision: Any) -> bool:
-    whole = all(size % _MULTIPLE == 0 for size in sizes)
-    return dtype == jnp.bfloat16 and precision is None and whole
+_MULTIPLE = 128  # features on either side, and the fewest rows
+_ROWS = 16  # of a tile, or a multiple
+_WRITTEN = (jnp.bfloat16, jnp.float32)
 
 
-def _rows(x: jax.Array, w: jax.Array, groups: Groups, *, axis: int) -> jax.Array:
-    from jax.experimental.pallas.ops.gpu.ragged_dot_mgpu import ragged_dot
+@dataclasses.dataclass(frozen=True)
+class Hopper:
+    """The kernels of `fp4jax.kernels.grouped_matmul`.
 
-    order, sizes = _in_order(groups, x.shape[1])
-    y = ragged_dot(
-        _rows_of(x, order),
-        w,
-        group_sizes=sizes,
-        transpose_rhs=axis == 2,
-        **_BLOCKS,
-        **_SCHEDULE,
-    )
-    y = y.reshape(-1, x.shape[1], y.shape[1])
-    y = jnp.zeros((len(x), *y.shape[1:]), y.dtype).at[order].set(y, mode="drop")
-    # No kernel writes the rows of tiles without a group.
-    return jnp.where(has_group(groups), y.astype(jnp.float32), 0)
+    Attributes:
+      interpreted: whether they are interpreted, on any device.
+      of_rows: the tile of a program of `rows`, narrower where the result is.
+      of_weights: that of `weights`.
+    """
+
+    interpreted: bool = False
+    of_rows: Tile = Tile()
+    of_weights: Tile = Tile()
+
+    @property
+    def products(self) -> Products:
+        """What `Kernels` takes."""
+        return Products(self.supports, self.rows, self.weights)
+
+    def supports(self, x: jax.Array, sizes: tuple[int, int], precision: Any) -> bool:
+        """Returns whether they multiply tiles [t, a, k] of features k and n."""
+        if (why := devices.too_old()) is not None:
+            raise NotImplementedError(
+                f"grouped products: the kernels for Hopper GPUs cannot run: {why}. "
+                "Enter KERNELS without them."
+            )
+        t, a, _ = x.shape
+        return (
+            (self.interpreted or devices.is_whole(x))
+            and x.dtype == jnp.bfloat16
+            and precision is None
+            and all(size % _MULTIPLE == 0 and size for size in sizes)
+            and a % _ROWS == 0
+            and t * a >= _MULTIPLE
+        )
+
+    def rows(
+        self, x: jax.Array, w: jax.Array, groups: Groups, *, axis: int, dtype: Any
+    ) -> jax.Array:
+        """Computes `fp4jax.ops.grouped_matmul.rows`."""
+        from fp4jax.kernels.grouped_matmul.mosaic import Rows
+
+        n, tile = w.shape[3 - axis], self.of_rows
+        tile = _fitting(tile, n, peers=lambda tile: n // tile.n)
+        t, a, k = x.shape
+        product = Rows(
+            _written(dtype),
+            piece(a, tile.m),
+            tile,
+            self._interpreter,
+            axis=axis,
+            count=groups.count,
+        )
+        runs = Runs.of(groups, a, most=tile.m)
+        y = _operation(product)(x.reshape(t * a, k), w, runs)
+        return y.reshape(t, a, n).astype(dtype)
+
+    def weights(
+        self, x: jax.Array, dy: jax.Array, groups: Groups, *, dtype: Any
+    ) -> jax.Array:
+        """Computes `fp4jax.ops.grouped_matmul.weights`."""
+        from fp4jax.kernels.grouped_matmul.mosaic import Weights
+
+        (t, a, k), n, tile = x.shape, dy.shape[2], self.of_weights
+        tile = _fitting(tile, n, peers=lambda tile: k // tile.m)
+        product = Weights(_written(dtype), piece(a, tile.k), tile, self._interpreter)
+        sums = Sums.of(groups, a, most=tile.k)
+        x, dy = x.reshape(t * a, k), dy.reshape(t * a, n)
+        return _operation(product)(x, dy, sums).astype(dtype)
+
+    @property
+    def _interpreter(self) -> Any:
+        return devices.interpreter() if self.interpreted else None
 
 
-def _weights(x: jax.Array, dy: jax.Array, groups: Groups) -> jax.Array:
-    from jax.experimental.pallas.ops.gpu.transposed_ragged_dot_mgpu import (
-        transposed_ragged_dot,
-    )
-
-    order, sizes = _in_order(groups, x.shape[1])
-    dw = transposed_ragged_dot(
-        _rows_of(x, order),
-        _rows_of(dy, order),
-        group_sizes=sizes,
-        **_BLOCKS,
-        **_SCHEDULE,
-    )
-    return dw.astype(jnp.float32)
+def _fitting(tile: Tile, n: int, *, peers: Callable[[Tile], int]) -> Tile:
+    """Returns the tile, as wide, and with as many peers, as divides the result."""
+    wide = next((w for w in (tile.n, tile.n // 2) if n % w == 0), _MULTIPLE)
+    tile = dataclasses.replace(tile, n=wide)
+    return dataclasses.replace(tile, peers=math.gcd(tile.peers, peers(tile)))
 
 
-def _in_order(groups: Groups, rows: int) -> tuple[jax.Array, jax.Array]:
-    """Returns `in_order`, with as many tiles that are none as make whole blocks."""
-    order, sizes = in_order(groups, rows)
-    more = -len(order) % (math.lcm(rows, _MULTIPLE) // rows)
-    return jnp.pad(order, (0, more), constant_values=len(order)), sizes
+def _written(dtype: Any) -> Any:
+    """Returns in what dtype a kernel writes a result."""
+    return jnp.dtype(dtype if dtype in _WRITTEN else jnp.float32)
 
 
-def _rows_of(x: jax.Array, order: jax.Array) -> jax.Array:
-    """Returns the rows of tiles, zeros of those that are none."""
-    return x.at[order].get(mode="fill", fill_value=0).reshape(-1, x.shape[2])
+# Under `jax.vmap` it is what it is lane by lane.
+@functools.cache
+def _operation(product: Any) -> Any:
+    return sequential_vmap(product)
 
 
-HOPPER = Products(_supports, _rows, _weights)
+HOPPER = Hopper().products

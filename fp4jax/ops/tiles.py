@@ -29,12 +29,14 @@ class Tiles:
 
     Attributes:
       of_row: int32 [m], the place of each row among the t a; beyond them of none.
+      of_place: int32 [t a], the row of each place; m of none.
       of: int32 [t], the group of each tile; `count` where no row needs it.
       count: number of groups.
       rows: of a tile, a.
     """
 
     of_row: jax.Array
+    of_place: jax.Array
     of: jax.Array
     count: int = dataclasses.field(metadata={"static": True})
     rows: int = dataclasses.field(metadata={"static": True})
@@ -63,7 +65,7 @@ class Tiles:
         before = jnp.concatenate([jnp.zeros(1, jnp.int32), tile_ends])[::in_part][:-1]
         # Tiles of a part are numbered as if those before it had just what they need.
         tile = before[:, None] + jnp.arange(num_tiles, dtype=jnp.int32)[None]
-        of = jnp.searchsorted(tile_ends, tile.reshape(-1), side="right")
+        of = _search(tile_ends, tile.reshape(-1))
         needed = tile < tile_ends[in_part - 1 :: in_part][:, None]
         of = jnp.where(needed.reshape(-1), of, count).astype(jnp.int32)
         # A row moves on by what stands between it and the rows before it.
@@ -71,8 +73,8 @@ class Tiles:
         moved = moved[:-1] + jnp.repeat((part * num_tiles - before) * rows, in_part)
         moved = jnp.append(moved, parts * num_tiles * rows)
         row = jnp.arange(num_rows, dtype=jnp.int32)
-        place = row + moved[jnp.searchsorted(ends, row, side="right")]
-        return cls(place.astype(jnp.int32), of, count, rows)
+        place = (row + moved[_search(ends, row)]).astype(jnp.int32)
+        return cls(place, _inverse(place, of.size * rows), of, count, rows)
 
     @classmethod
     def of_labels(
@@ -90,7 +92,8 @@ class Tiles:
         sizes = jnp.zeros(count, jnp.int32).at[labels].add(1, mode="drop")
         tiles = cls.of_sizes(sizes, labels.size, rows=rows, parts=parts)
         of_row = tiles.of_row.at[order].set(tiles.of_row, unique_indices=True)
-        return dataclasses.replace(tiles, of_row=of_row)
+        of_place = _inverse(of_row, tiles.of_place.size)
+        return dataclasses.replace(tiles, of_row=of_row, of_place=of_place)
 
     @property
     def groups(self) -> Groups:
@@ -99,21 +102,54 @@ class Tiles:
 
     def lay_out(self, x: jax.Array) -> jax.Array:
         """Lays rows [m, ...] out in tiles [t, a, ...], zeros between them."""
-        places = self.of.shape[0] * self.rows
-        tiles = jnp.zeros((places, *x.shape[1:]), x.dtype)
-        tiles = tiles.at[self.of_row].set(x, mode="drop", unique_indices=True)
+        tiles = _moved(x, self.of_place, self.of_row)
         return tiles.reshape(-1, self.rows, *x.shape[1:])
 
     def rows_of(self, y: jax.Array) -> jax.Array:
         """Returns the rows [m, ...] of tiles [t, a, ...]; zeros of rows without one."""
-        y = y.reshape(-1, *y.shape[2:])
-        return y.at[self.of_row].get(mode="fill", fill_value=0, unique_indices=True)
+        return _moved(y.reshape(-1, *y.shape[2:]), self.of_row, self.of_place)
 
     def positions(self, of_rows: jax.Array) -> jax.Array:
         """Returns uint32 [t, a] of uint32 [m]; 2^32 - 1 where no row is."""
-        places = jnp.full(self.of.shape[0] * self.rows, _FILLING, jnp.uint32)
-        places = places.at[self.of_row].set(of_rows, mode="drop", unique_indices=True)
-        return places.reshape(-1, self.rows)
+        at = of_rows.at[self.of_place]
+        return at.get(mode="fill", fill_value=_FILLING).reshape(-1, self.rows)
+
+
+@jax.custom_vjp
+def _moved(x: jax.Array, source: jax.Array, target: jax.Array) -> jax.Array:
+    """Returns y_i = x_{source i}, 0 where there is none.
+
+    Args:
+      x: [m, ...].
+      source: int32 [p], which row of x each of y is.
+      target: int32 [m], which row of y each of x is, by which gradients move.
+    """
+    del target
+    return x.at[source].get(mode="fill", fill_value=0)
+
+
+def _moved_fwd(x, source, target):
+    return _moved(x, source, target), (source, target)
+
+
+def _moved_bwd(where, dy):
+    source, target = where
+    return _moved(dy, target, source), None, None
+
+
+_moved.defvjp(_moved_fwd, _moved_bwd)
+
+
+def _inverse(place: jax.Array, places: int) -> jax.Array:
+    """Returns which row each place has; as many as there are rows where none."""
+    row = jnp.arange(place.size, dtype=jnp.int32)
+    rows = jnp.full(places, place.size, jnp.int32)
+    return rows.at[place].set(row, mode="drop", unique_indices=True)
+
+
+def _search(ends: jax.Array, values: jax.Array) -> jax.Array:
+    # Unrolled it is one loop over values on a GPU.
+    return jnp.searchsorted(ends, values, side="right", method="scan_unrolled")
 
 
 def filled(positions: jax.Array, first: jax.Array | None = None) -> jax.Array:

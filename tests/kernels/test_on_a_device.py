@@ -9,11 +9,19 @@ import pytest
 
 from fp4jax.kernels import devices
 from fp4jax.kernels.quantize import MOSAIC
+from fp4jax.kernels.tile import Tile
+from fp4jax.numerics.groups import Groups
+from fp4jax.ops.grouped_matmul import scan_rows, scan_weights
+from fp4jax.ops.mosaic import Hopper
 from tests.kernels.cases import QUANTIZERS, how, parts, tensor
 from tests.kernels.test_quantize import check
 
 WHY = devices.without_mosaic()
 on_a_device = pytest.mark.skipif(WHY is not None, reason=WHY or "")
+
+
+WITHOUT_WGMMA = devices.without_wgmma()
+UNEVEN = np.random.default_rng(0).multinomial(500, np.ones(64) / 64)
 
 
 @on_a_device
@@ -31,6 +39,10 @@ def test_a_hundred_runs_give_one_result(name, axis):
         jax.tree.map(np.testing.assert_array_equal, other, first)
 
 
+WITHOUT_WGMMA = devices.without_wgmma()
+UNEVEN = np.random.default_rng(0).multinomial(500, np.ones(64) / 64)
+
+
 @on_a_device
 @pytest.mark.parametrize("axis", [1, 2])
 @pytest.mark.parametrize("name, rows", [("uniform-rht-sr", 16), ("mxfp4-floor-sr", 32)])
@@ -38,3 +50,32 @@ def test_many_tiles_of_tokens_equal_the_reference(name, rows, axis):
     x = tensor((256, rows, 1024), jnp.bfloat16)
     tokens = jax.random.bits(jax.random.key(1), x.shape[:2])
     check(MOSAIC, x, QUANTIZERS[name], axis, tokens=tokens)
+
+
+@pytest.mark.skipif(WITHOUT_WGMMA is not None, reason=WITHOUT_WGMMA or "")
+@pytest.mark.parametrize("rows", [16, 64, 128])
+@pytest.mark.parametrize("tile", [Tile(), Tile(peers=1), Tile(n=128, k=128, stages=2)])
+def test_grouped_products_equal_a_scan(tile, rows):
+    of = jnp.asarray(np.random.default_rng(1).permutation(np.repeat(range(64), UNEVEN)))
+    groups = Groups(jnp.append(of, jnp.full(9, 64)).astype(jnp.int32), 64)
+    draw = lambda i, *shape: jax.random.randint(jax.random.key(i), shape, -3, 4)
+    x = draw(0, groups.of.size, rows, 512).astype(jnp.bfloat16)
+    dy = draw(1, groups.of.size, rows, 768).astype(jnp.bfloat16)
+    w = draw(2, 64, 512, 768).astype(jnp.bfloat16)
+    kernels, f32 = Hopper(of_rows=tile, of_weights=tile), {"dtype": jnp.float32}
+
+    @jax.jit
+    def both(x, w, dy):
+        scan = {"precision": None}
+        return (
+            kernels.rows(x, w, groups, axis=1, **f32),
+            kernels.rows(dy, w, groups, axis=2, **f32),
+            kernels.weights(x, dy, groups, **f32),
+        ), (
+            scan_rows(x, w, groups, axis=1, **scan),
+            scan_rows(dy, w, groups, axis=2, **scan),
+            scan_weights(x, dy, groups, **scan),
+        )
+
+    for _ in range(5):  # sums are exact
+        jax.tree.map(np.testing.assert_array_equal, *jax.device_get(both(x, w, dy)))

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 from fp4jax import ragged_dot, recipes
+from fp4jax.kernels import devices
 from fp4jax.kernels.choice import KERNELS, Kernels
+from fp4jax.kernels.tile import Tile
 from fp4jax.numerics.groups import Groups
 from fp4jax.ops import grouped_matmul
-from fp4jax.ops.mosaic import HOPPER
+from fp4jax.ops.mosaic import HOPPER, Hopper
+from tests.kernels.cases import mosaic
 
 OF = jnp.array([2, 0, 3, 0], jnp.int32)  # the third has no group, no group has number 1
 GROUPS = Groups(OF, 3)
@@ -31,7 +34,8 @@ X, W, DY = integers(0, (4, 8, 5)), integers(1, (3, 5, 6)), integers(2, (4, 8, 6)
 def test_rows_are_multiplied_by_the_matrix_of_their_group(name, axis):
     w = W if axis == 1 else W.mT
     product = getattr(grouped_matmul, name)
-    found = product(X, w, GROUPS, axis=axis, precision=None)
+    how = {"dtype": jnp.float32} if name == "ragged_rows" else {"precision": None}
+    found = product(X, w, GROUPS, axis=axis, **how)
     for tile, group in enumerate(OF):
         expected = X[tile] @ W[group] if group < 3 else jnp.zeros((8, 6))
         np.testing.assert_array_equal(found[tile], expected)
@@ -39,9 +43,120 @@ def test_rows_are_multiplied_by_the_matrix_of_their_group(name, axis):
 
 @pytest.mark.parametrize("name", ["weights", "scan_weights", "ragged_weights"])
 def test_weights_sum_over_the_tiles_of_their_group(name):
-    found = getattr(grouped_matmul, name)(X, DY, GROUPS, precision=None)
+    how = {"dtype": jnp.float32} if name == "ragged_weights" else {"precision": None}
+    found = getattr(grouped_matmul, name)(X, DY, GROUPS, **how)
     expected = [X[1].T @ DY[1] + X[3].T @ DY[3], jnp.zeros((5, 6)), X[0].T @ DY[0]]
     np.testing.assert_array_equal(found, jnp.stack(expected))
+
+
+# Of 16 rows: a long group, short and interrupted ones, and one without tiles.
+TILES = Groups(jnp.array([3] * 9 + [0, 0, 4, 0, 3, 1], jnp.int32), 4)
+
+
+def hopper(**tile):
+    """Kernels, interpreted where no device runs them."""
+    tile = Tile(n=128, **{"stages": 2, "peers": 1, "snake": 2, **tile})
+    return Hopper(bool(devices.without_wgmma()), tile, tile)
+
+
+def bfloat16(seed, *shape):
+    return integers(seed, shape).astype(jnp.bfloat16)
+
+
+def check_rows(kernels, axis, *, n=128, rows=16, dtype=jnp.bfloat16):
+    """Compares a kernel with the scan, of which all sums are exact."""
+    x, w = bfloat16(3, TILES.of.size, rows, 128), bfloat16(4, 4, 128, n)
+    x = x.at[0, 3].set(jnp.nan)  # which no other row may see
+    w = w if axis == 1 else w.mT
+    assert kernels.supports(x, (128, n), None)
+    found = kernels.rows(x, w, TILES, axis=axis, dtype=dtype)
+    expected = grouped_matmul.scan_rows(x, w, TILES, axis=axis, precision=None)
+    assert found.dtype == dtype
+    found, expected = (np.float32(y) for y in (found, expected.astype(dtype)))
+    np.testing.assert_array_equal(found, expected)
+
+
+def check_weights(kernels, *, k=128, rows=16):
+    """Likewise."""
+    x, dy = bfloat16(5, TILES.of.size, rows, k), bfloat16(6, TILES.of.size, rows, 128)
+    poison = (TILES.of == 3)[:, None, None]  # of one group, which no other may see
+    dy = jnp.where(poison, jnp.nan, dy).astype(dy.dtype)
+    found = kernels.weights(x, dy, TILES, dtype=jnp.float32)
+    expected = grouped_matmul.scan_weights(x, dy, TILES, precision=None)
+    assert jnp.isnan(found[3]).all()
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.fixture(name="few")
+def few_programs(monkeypatch):
+    """Programs that compute several tiles each."""
+    monkeypatch.setattr(devices, "cores", lambda: 2)
+
+
+@mosaic
+@pytest.mark.parametrize("axis", [1, pytest.param(2, marks=pytest.mark.breadth)])
+def test_a_kernel_multiplies_rows_where_they_lie(axis, few):
+    check_rows(hopper(), axis)
+
+
+@mosaic
+def test_a_kernel_sums_over_whole_and_short_runs(few):
+    check_weights(hopper())
+
+
+@mosaic
+@pytest.mark.breadth
+@pytest.mark.parametrize("rows", [32, 48, 64, 128])
+def test_kernels_take_tiles_of_any_rows(rows, few):
+    check_rows(hopper(), 1, rows=rows, dtype=jnp.float32)
+    check_weights(hopper(), rows=rows)
+
+
+@mosaic
+@pytest.mark.breadth
+def test_programs_that_share_tiles_load_them_together(monkeypatch):
+    monkeypatch.setattr(devices, "cores", lambda: 4)
+    check_rows(hopper(peers=2), 2, n=512)
+    check_weights(hopper(peers=2), k=256)
+
+
+@mosaic
+@pytest.mark.parametrize("peers", [1, 2])
+def test_kernels_are_lowered_for_hopper(peers):
+    kernels = Hopper(of_rows=Tile(peers=peers), of_weights=Tile(peers=peers))
+    how = {"dtype": jnp.bfloat16}
+
+    def products(x, w, dy):
+        y = kernels.rows(x, w, TILES, axis=1, **how)
+        dx = kernels.rows(dy, w, TILES, axis=2, **how)
+        return y, dx, kernels.weights(x, dy, TILES, dtype=jnp.float32)
+
+    tiles = jax.ShapeDtypeStruct((TILES.of.size, 16, 512), jnp.bfloat16)
+    w = jax.ShapeDtypeStruct((4, 512, 512), jnp.bfloat16)
+    lowered = jax.jit(products).trace(tiles, w, tiles)
+    text = lowered.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("custom_call @mosaic_gpu") == 3
+
+
+@mosaic
+@pytest.mark.parametrize(
+    "shape, sizes, dtype, precision",
+    [
+        ((8, 16, 64), (64, 128), jnp.bfloat16, None),
+        ((8, 16, 128), (128, 192), jnp.bfloat16, None),
+        ((8, 8, 128), (128, 128), jnp.bfloat16, None),
+        ((4, 16, 128), (128, 128), jnp.bfloat16, None),
+        ((8, 16, 128), (128, 128), jnp.float32, None),
+        ((8, 16, 128), (128, 128), jnp.bfloat16, "highest"),
+    ],
+)
+def test_what_kernels_do_not_take(shape, sizes, dtype, precision):
+    supports = Hopper(interpreted=True).supports
+    x = jnp.zeros((8, 16, 128), jnp.bfloat16)
+    assert supports(x, (128, 128), None)
+    # No rule divides them over devices.
+    assert HOPPER.supports(x, (128, 128), None) == devices.is_whole(x)
+    assert not supports(jnp.zeros(shape, dtype), sizes, precision)
 
 
 def loss(x, w):
@@ -50,7 +165,8 @@ def loss(x, w):
     return jnp.sum(y.astype(jnp.float32))
 
 
-def test_kernels_of_the_context_multiply_what_they_support():
+@mosaic
+def test_kernels_of_the_context_multiply_what_they_support(monkeypatch):
     calls = []
 
     def noted(name):
@@ -63,6 +179,7 @@ def test_kernels_of_the_context_multiply_what_they_support():
     kernels = dataclasses.replace(HOPPER, rows=noted("rows"))
     x, w = jnp.ones((256, 128), jnp.bfloat16), jnp.ones((3, 128, 256), jnp.bfloat16)
     plain = jax.jit(loss).trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
+    monkeypatch.setattr(devices, "is_whole", lambda x: True)
     with KERNELS(Kernels(products=kernels)):
         lowered = jax.jit(loss).trace(x, w).lower(lowering_platforms=("cuda",))
         jax.eval_shape(loss, x[:, :40], w[:, :40])  # no whole blocks: by the scan

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -288,6 +289,20 @@ def test_tiles_hold_every_row_once(sizes):
     np.testing.assert_array_equal(positions[laid > 0], laid[laid > 0] + 40)
     of_used = positions[(laid > 0).any(1)]
     assert len(np.unique(of_used)) == of_used.size
+
+
+def test_rows_move_to_tiles_and_back_by_gathers_and_gradients_too():
+    def loss(x, labels):
+        tiles = Tiles.of_labels(labels, 4, rows=16)
+        return jnp.sum(jnp.sin(tiles.rows_of(jnp.sin(tiles.lay_out(x)))))
+
+    x, labels = jnp.arange(74.0).reshape(37, 2), jnp.arange(37, dtype=jnp.int32) % 5
+    jaxpr = str(jax.make_jaxpr(jax.grad(loss))(x, labels))
+    scattered = re.findall(r"(\w+)\[[\d,]*\] = scatter", jaxpr)
+    assert "i32" in scattered and "f32" not in scattered
+    expected = jnp.where(labels[:, None] < 4, jnp.cos(jnp.sin(x)) * jnp.cos(x), 0)
+    found = jax.grad(loss)(x, labels)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_tiles_of_parts_are_as_many_in_each():
