@@ -162,8 +162,8 @@ def dot_general(
     _check_packed(gemms, packed, rhs if weight == "lhs" else lhs, noise)
     step = None if step is None else jnp.asarray(step, jnp.int32)
     _check_packed_w(gemms, packed_w, rhs, noise, held, step)
-    if packed is None and packed_w is None:
-        gemms = encoded.where_it_can(gemms)
+    if packed is None:
+        gemms = encoded.where_it_can(gemms, packed_w)
     with observed(gemms):
         return fp4_dot(gemms, lhs, rhs, noise, held, step, packed, packed_w)
 

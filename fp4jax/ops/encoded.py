@@ -7,13 +7,13 @@ of x, of w and of dy contiguous along what they contract:
     y = x w,  dx = dy w^T,  dw = x^T dy:   a b^T of [m, k], [n, k] each
 
 For the backward pass the codes of x and of w are kept, a byte an element, beside the
-arrays themselves, which a GEMM reads whose operands do not fit.
+arrays themselves, which a GEMM reads whose operands do not fit. A w that is packed, or
+comes together from several devices as codes of 4 bits, is kept as that.
 """
 
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -23,12 +23,15 @@ from jax import lax
 from fp4jax.kernels import fp8 as kernels
 from fp4jax.kernels.choice import KERNELS, chosen
 from fp4jax.kernels.quantize.backends import MOSAIC, XLA, Mosaic
-from fp4jax.numerics import Quantizer, Site, exact, random_bits
-from fp4jax.ops import fp8
+from fp4jax.numerics import Quantizer, Site, random_bits
+from fp4jax.ops import fp8, squares
 from fp4jax.ops.fp8 import Scaled
-from fp4jax.ops.gemms import Amaxes, Gemms
-from fp4jax.ops.levels import Levels, balance, levels
+from fp4jax.ops.gemms import NO_AMAXES, Amaxes, Gemms
+from fp4jax.ops.levels import balance
 from fp4jax.ops.noise import Noise
+from fp4jax.ops.operands import STORED
+from fp4jax.ops.residuals import PackedOperand, PackedWeight, unpack_operand
+from fp4jax.ops.squares import Squares, encode
 from fp4jax.recipes import Recipe
 
 
@@ -41,57 +44,9 @@ class Encoded(NamedTuple):
       columns: its transpose [c, r], an exponent for each column; likewise.
     """
 
-    array: jax.Array
+    array: jax.Array | PackedOperand
     rows: Scaled | None
     columns: Scaled | None
-
-
-def encode(
-    backend: Mosaic,
-    x: jax.Array,
-    quantizer: Quantizer,
-    found: Levels,
-    powers: Sequence[jax.Array | None] = (None, None),
-    *,
-    axis: int,
-    site: Site,
-    noise: Noise,
-) -> Encoded:
-    """Quantizes a matrix in square blocks.
-
-    Args:
-      backend: the kernels.
-      x: float32 or bfloat16 [r, c].
-      quantizer: of square blocks under powers of two.
-      found: its levels.
-      powers: exponents of what rows and columns of blocks are multiplied by, int32
-        [r, 1] and [1, c]; None: what brings the largest to the top.
-      axis: the contraction axis, for quantizers that draw.
-      site: whose stream of the key they draw from.
-      noise: of the call.
-    """
-    grid, side = quantizer.grid, quantizer.block_size
-    of_rows, of_columns = (
-        fp8.shift(grid) - found.top(along) if power is None else power
-        for along, power in zip((1, 0), powers, strict=True)
-    )
-    drawn = None
-    if quantizer.is_stochastic:
-        assert noise.key is not None
-        drawn = random_bits.place(noise.key, site.rounding_stream, noise.start(site))
-    shape = found.exponent.shape
-    multipliers = [
-        jnp.broadcast_to(exact.pow2(power), shape) for power in (of_rows, of_columns)
-    ]
-    rows, columns = kernels.encode(
-        backend, x, quantizer, jnp.stack(multipliers), axis=axis, noise=drawn
-    )
-
-    def scaled(array: jax.Array, power: jax.Array, along: int) -> Scaled:
-        exponent = jnp.repeat(-power.reshape(-1, 1), side, 0)
-        return Scaled(array, exponent, found.fit(along, grid))
-
-    return Encoded(x, scaled(rows, of_rows, 1), scaled(columns, of_columns, 0))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,37 +61,43 @@ class EncodedGemms(Gemms):
 
     def prepared(self, lhs: Any, rhs: Any, noise: Noise) -> tuple[Any, Any]:
         """Returns both operands, encoded: so that powers of two cancel, if they can."""
-        arrays = lhs.reshape(-1, lhs.shape[-1]), rhs.reshape(rhs.shape[0], -1)
+        arrays = lhs.reshape(-1, lhs.shape[-1]), _matrix(rhs)
         sites = _fprop_sites(self)
-        a, b = (self._levels(x, site) for x, site in zip(arrays, sites, strict=True))
-        power, cancels = balance(a, b, [self._quantizer(site).grid for site in sites])
+        pair = [
+            self._squares(x, site, axis, noise)
+            for x, site, axis in zip(arrays, sites, (1, 0), strict=True)
+        ]
+        quantizers = [self._quantizer(site) for site in sites]
+        a, b = (each.levels() for each in pair)
+        power, cancels = balance(a, b, [q.grid for q in quantizers])
         of_rows, of_columns = (
-            jnp.where(cancels, each, fp8.shift(self._quantizer(site).grid) - top)
-            for each, site, top in zip(
-                (power, -power), sites, (a.top(1), b.top(0)), strict=True
+            jnp.where(cancels, each, fp8.shift(q.grid) - top)
+            for each, q, top in zip(
+                (power, -power), quantizers, (a.top(1), b.top(0)), strict=True
             )
         )
-        lhs, rhs = arrays
-        return (
-            self._encode(lhs, sites[0], 1, noise, a, (of_rows, None)),
-            self._encode(rhs, sites[1], 0, noise, b, (None, of_columns)),
-        )
+        of_lhs = encode(pair[0], quantizers[0], a, (of_rows, None))
+        of_rhs = encode(pair[1], quantizers[1], b, (None, of_columns))
+        return Encoded(arrays[0], *of_lhs), Encoded(arrays[1], *of_rhs)
 
     def saved(self, operands: Any, prepared: tuple[Encoded, Encoded]):
         """Returns what the backward pass reads of what was prepared."""
-        del operands
         lhs, rhs = prepared
-        return lhs._replace(rows=None), rhs._replace(columns=None)
+        lhs = lhs._replace(rows=None)
+        if self._has_codes(rhs.array):  # of which the others are made anew
+            return lhs, Encoded(_matrix(operands[1]), None, None)
+        return lhs, rhs._replace(columns=None)
 
     def forward(self, lhs: Any, rhs: Any, noise: Noise, amaxes: Amaxes) -> jax.Array:
         """Returns y of two encoded operands."""
         a, b = lhs.rows, rhs.columns
         assert a is not None and b is not None
+        sums = self._sums(self.dtype)
         y = lax.switch(
             jnp.where(a.fits & b.fits, 1 - fp8.cancel(a, b).astype(jnp.int32), 2),
             (
-                lambda: fp8.multiply(a, b, self.dtype),
-                lambda: fp8.contract(a, b, self.dtype),
+                lambda: fp8.multiply(a, b, sums).astype(self.dtype),
+                lambda: fp8.contract(a, b, sums).astype(self.dtype),
                 lambda: self._emulated(lhs, rhs, "forward", noise, amaxes),
             ),
         )
@@ -146,18 +107,20 @@ class EncodedGemms(Gemms):
         self, lhs: Any, rhs: Any, g: Any, noise: Noise, amaxes: Amaxes
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the cotangents, of encoded operands."""
-        g = g.reshape(lhs.array.shape[0], rhs.array.shape[1])
+        g = g.reshape(lhs.array.shape[0], -1)
         axis = 1 if self.weight == "rhs" else 0
-        found = self._levels(g, Site.DGRAD_DY)
-        dy = self._encode(g, Site.DGRAD_DY, axis, noise, found)
-        of_dlhs: tuple[Any, Any] = dy.rows, rhs.rows
+        dy = self._encoded(g, Site.DGRAD_DY, axis, noise)
+        w_rows = rhs.rows
+        if w_rows is None:
+            w_rows = self._encoded(rhs.array, Site.DGRAD_W, 1, noise).rows
+        of_dlhs: tuple[Any, Any] = dy.rows, w_rows
         of_drhs: tuple[Any, Any] = lhs.columns, dy.columns
 
+        def of_type(pair: tuple[Any, Any], dtype: Any) -> jax.Array:
+            return fp8.contract(*pair, self._sums(dtype)).astype(dtype)
+
         def in_fp8() -> tuple[jax.Array, jax.Array]:
-            return (
-                fp8.contract(*of_dlhs, self.lhs.dtype),
-                fp8.contract(*of_drhs, self.rhs.dtype),
-            )
+            return of_type(of_dlhs, self.lhs.dtype), of_type(of_drhs, self.rhs.dtype)
 
         # A condition takes as long as a small GEMM: one for both.
         dlhs, drhs = lax.cond(
@@ -165,21 +128,43 @@ class EncodedGemms(Gemms):
             in_fp8,
             lambda: self._emulated(lhs, rhs, "backward", g, noise, amaxes),
         )
-        return dlhs.reshape(self.lhs.shape), drhs.reshape(self.rhs.shape)
+        dlhs, drhs = dlhs.reshape(self.lhs.shape), drhs.reshape(self.rhs.shape)
+        return dlhs, drhs if self.gather is None else self.gather.store(drhs)
 
     def _quantizer(self, site: Site) -> Quantizer:
         quantizer = self.recipe.sites[site]
         assert quantizer is not None
         return quantizer
 
-    def _levels(self, x: jax.Array, site: Site) -> Levels:
-        return levels(self.backend, x, self._quantizer(site))
+    def _has_codes(self, x: jax.Array | PackedOperand) -> bool:
+        """Returns whether of a w, rhs, others than kernels make codes."""
+        return isinstance(x, PackedOperand) or self.gather is not None
 
-    def _encode(
-        self, x: jax.Array, site: Site, axis: int, noise: Noise, *of: Any
-    ) -> Encoded:
-        how: dict[str, Any] = {"axis": axis, "site": site, "noise": noise}
-        return encode(self.backend, x, self._quantizer(site), *of, **how)
+    def _squares(self, x: Any, site: Site, axis: int, noise: Noise) -> Squares:
+        """Returns a matrix in square blocks."""
+        if site.operand == 1 and self._has_codes(x):
+            is_packed = isinstance(x, PackedOperand)
+            w = (
+                unpack_operand(x)
+                if is_packed
+                else self._fprop_operand(x, "rhs", noise, NO_AMAXES, STORED)
+            )
+            return squares.OfCodes(self._gathered(w).decoded())
+        quantizer, drawn = self._quantizer(site), None
+        if quantizer.is_stochastic:
+            assert noise.key is not None
+            drawn = random_bits.place(
+                noise.key, site.rounding_stream, noise.start(site)
+            )
+        return squares.OfArray(self.backend, x, quantizer, axis, drawn)
+
+    def _encoded(self, x: Any, site: Site, axis: int, noise: Noise) -> Encoded:
+        found = self._squares(x, site, axis, noise)
+        return Encoded(x, *encode(found, self._quantizer(site), found.levels()))
+
+    def _sums(self, dtype: Any) -> Any:
+        """Returns what sums are in: float32 where devices may add theirs."""
+        return dtype if kernels.is_whole() else jnp.float32
 
     def _emulated(self, lhs: Encoded, rhs: Encoded, method: str, *args: Any) -> Any:
         """Calls a method of the GEMMs of the same matrices in bfloat16.
@@ -188,12 +173,14 @@ class EncodedGemms(Gemms):
         """
         fields = _fields(self)
         fields["recipe"] = dataclasses.replace(self.recipe, compute="bf16")
-        fields |= {"lhs": jax.typeof(lhs.array), "rhs": jax.typeof(rhs.array)}
+        for name, x in (("lhs", lhs.array), ("rhs", rhs.array)):
+            if not isinstance(x, PackedOperand):
+                fields[name] = jax.typeof(x)
         with KERNELS(dataclasses.replace(chosen(), quantize=XLA)):
             return getattr(Gemms(**fields), method)(lhs.array, rhs.array, *args)
 
 
-def where_it_can(gemms: Gemms) -> Gemms:
+def where_it_can(gemms: Gemms, packed_w: PackedWeight | None = None) -> Gemms:
     """Returns the same GEMMs, of encoded operands if kernels make them here.
 
     Under `jax.vmap` both ways to multiply run, and what does not fit decides lane by
@@ -202,6 +189,8 @@ def where_it_can(gemms: Gemms) -> Gemms:
     backend = kernels.encoder()
     if backend is None or not _can(gemms, backend):
         return gemms
+    if packed_w is not None and len(gemms.rhs.shape) != 2:
+        return gemms
     return EncodedGemms(**_fields(gemms), backend=backend)
 
 
@@ -209,11 +198,16 @@ def _fields(gemms: Gemms) -> dict[str, Any]:
     return {f.name: getattr(gemms, f.name) for f in dataclasses.fields(Gemms)}
 
 
+def _matrix(rhs: Any) -> Any:
+    """Returns rhs as a matrix; what is packed is one."""
+    return rhs if isinstance(rhs, PackedOperand) else rhs.reshape(rhs.shape[0], -1)
+
+
 def _can(gemms: Gemms, backend: Mosaic) -> bool:
     recipe, sites = gemms.recipe, gemms.recipe.sites
     if recipe.compute != "fp8" or not _quantizes_once(recipe):
         return False
-    if gemms.batch or gemms.gather or gemms.out_sharding or gemms.precision:
+    if gemms.batch or gemms.out_sharding or gemms.precision:
         return False
     m, k = math.prod(gemms.lhs.shape[:-1]), gemms.lhs.shape[-1]
     n = math.prod(gemms.rhs.shape[1:])

@@ -49,8 +49,13 @@ def levels(backend: Mosaic, x: jax.Array, quantizer: Quantizer) -> Levels:
     """Returns those of a matrix [r, c] and a quantizer of squares."""
     amax = kernels.amax(backend, x, quantizer.block_size)
     scale, _ = scaling.block_scale(amax, quantizer.scale, quantizer.grid)
+    return of_scales(scale, amax == 0)
+
+
+def of_scales(scale: jax.Array, is_zero: jax.Array) -> Levels:
+    """Returns those of blocks that have scales, powers of two, and may be zero."""
     exponent = (exact.bits_of(scale) >> 23) - 127
-    return Levels(exponent, amax == 0, jnp.all(jnp.isfinite(scale)))
+    return Levels(exponent, is_zero, jnp.all(jnp.isfinite(scale)))
 
 
 def balance(a: Levels, b: Levels, grids: Sequence[Format]):

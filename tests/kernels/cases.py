@@ -9,8 +9,9 @@ import pytest
 
 from fp4jax import recipes
 from fp4jax.kernels import devices
+from fp4jax.kernels.fp8 import reference
 from fp4jax.kernels.quantize import INTERPRETED, MOSAIC, TRITON, Output, Quantized
-from fp4jax.kernels.quantize.backends import Triton, Xla
+from fp4jax.kernels.quantize.backends import XLA, Mosaic, Triton, Xla
 from fp4jax.numerics import (
     E2M1,
     E2M1_TO_2,
@@ -90,6 +91,26 @@ class Opaque(Xla):
 
 
 OPAQUE = Opaque()
+
+
+class Divisible(Mosaic):
+    """References as kernels whose work a rule divides, as where GPUs run them."""
+
+    is_divisible = True
+
+    def quantize(self, x, quantizer, **how):
+        return XLA.quantize(x, quantizer, **how)
+
+
+def divisible(monkeypatch):
+    """Returns that backend, with the references of kernels for FP8."""
+    from fp4jax.kernels.fp8 import mosaic
+
+    for name in ("amax", "encode"):
+        plain = getattr(reference, name)
+        call = lambda *args, plain=plain, interpret, **how: plain(*args, **how)
+        monkeypatch.setattr(mosaic, name, call)
+    return Divisible(interpreted=True)
 
 
 def how(quantizer, axis):

@@ -8,19 +8,27 @@ import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 
 from fp4jax.kernels.choice import chosen
+from fp4jax.kernels.fp8 import partition
+from fp4jax.kernels.partition import Spread
 from fp4jax.kernels.quantize.backends import MOSAIC, Mosaic
 from fp4jax.numerics import Quantizer
 
 
 def encoder() -> Mosaic | None:
-    """Returns the kernels that are chosen, None where arrays may be spread.
+    """Returns the kernels that are chosen, None where no rule divides their work.
 
-    No rule divides these kernels yet. Where there are several devices, they take what
-    is on a mesh of one, as `jax.set_mesh` sets it.
+    There is one for the automatic axes of a mesh. What is interpreted has none: where
+    there are several devices, it takes what is on a mesh of one.
     """
     backend, mesh = chosen().quantize or MOSAIC, jax.sharding.get_abstract_mesh()
-    is_whole = jax.device_count() == 1 if mesh.empty else mesh.size == 1
-    return backend if isinstance(backend, Mosaic) and is_whole else None
+    if not isinstance(backend, Mosaic) or not partition.is_divisible(mesh):
+        return None
+    return backend if backend.is_divisible or partition.is_whole(mesh) else None
+
+
+def is_whole() -> bool:
+    """Returns whether every array lies on one device, as far as a trace can tell."""
+    return partition.is_whole(jax.sharding.get_abstract_mesh())
 
 
 def supports(backend: Mosaic, x: Any, quantizer: Quantizer) -> bool:
@@ -76,23 +84,41 @@ def encode(
 # Both operations are under `jax.vmap` what they are lane by lane.
 @functools.cache
 def _amax(backend: Mosaic, side: int) -> Any:
-    @sequential_vmap
-    def operation(x: jax.Array) -> jax.Array:
+    def part(_: Spread, x: jax.Array) -> list[jax.Array]:
         from fp4jax.kernels.fp8 import mosaic
 
-        return mosaic.amax(x, side, interpret=backend.interpret)
+        whole = partition.padded(x, side, "RC")
+        found = mosaic.amax(whole, side, interpret=backend.interpret)
+        return [found[: x.shape[0] // side, : x.shape[1] // side]]
 
-    return operation
+    operation = partition.divided(part, side, ["RC"], ["rc"])
+    return sequential_vmap(lambda x: operation(x)[0])
 
 
 @functools.cache
 def _encode(backend: Mosaic, quantizer: Quantizer, axis: int) -> Any:
-    @sequential_vmap
-    def operation(x: jax.Array, powers: jax.Array, *noise: jax.Array):
+    side = quantizer.block_size
+
+    def part(
+        spread: Spread, x: jax.Array, powers: jax.Array, *noise: jax.Array
+    ) -> list[jax.Array]:
         from fp4jax.kernels.fp8 import mosaic
 
-        how: dict[str, Any] = {"axis": axis, "noise": noise[0] if noise else None}
-        how["interpret"] = backend.interpret
-        return mosaic.encode(x, quantizer, powers.astype(jnp.float32), **how)
+        (r, c), drawn = x.shape, None
+        if noise:
+            drawn = partition.moved(noise[0], x.shape, axis, spread)
+        rows, columns = mosaic.encode(
+            partition.padded(x, side, "RC"),
+            quantizer,
+            partition.padded(powers.astype(jnp.float32), side, "2rc"),
+            axis=axis,
+            noise=drawn,
+            interpret=backend.interpret,
+        )
+        return [rows[:r, :c], columns[:c, :r]]
 
-    return operation
+    def operation(x: jax.Array, powers: jax.Array, *noise: jax.Array):
+        layouts = ["RC", "2rc", *("4" for _ in noise)]
+        return partition.divided(part, side, layouts, ["RC", "CR"])(x, powers, *noise)
+
+    return sequential_vmap(operation)
