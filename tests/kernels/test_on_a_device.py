@@ -53,9 +53,16 @@ def test_many_tiles_of_tokens_equal_the_reference(name, rows, axis):
 
 
 @pytest.mark.skipif(WITHOUT_WGMMA is not None, reason=WITHOUT_WGMMA or "")
-@pytest.mark.parametrize("rows", [16, 64, 128])
-@pytest.mark.parametrize("tile", [Tile(), Tile(peers=1), Tile(n=128, k=128, stages=2)])
-def test_grouped_products_equal_a_scan(tile, rows):
+@pytest.mark.parametrize(
+    "rows, tile",
+    [
+        (16, Tile()),
+        (16, Tile(peers=1)),
+        (64, Tile(n=128, k=128, stages=3)),
+        (128, Tile()),
+    ],
+)
+def test_grouped_products_equal_a_scan(rows, tile):
     of = jnp.asarray(np.random.default_rng(1).permutation(np.repeat(range(64), UNEVEN)))
     groups = Groups(jnp.append(of, jnp.full(9, 64)).astype(jnp.int32), 64)
     draw = lambda i, *shape: jax.random.randint(jax.random.key(i), shape, -3, 4)

@@ -102,7 +102,7 @@ class Program:
             def _():
                 plgpu.set_max_registers(_MULTIPLYING, action="increase")
                 of = ring, boxes.at[warpgroup], *refs
-                _each(work.number(*refs), work.multiply, *of)
+                ring.free(_each(work.number(*refs), work.multiply, *of))
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
         pl.run_scoped(
@@ -177,13 +177,24 @@ class Ring(NamedTuple):
                 )
 
     def use(self, step: Any, multiply: Callable[..., None], *, short: bool = False):
-        """Multiplies the tiles of a slot when they have come."""
+        """Multiplies the tiles of a slot when they have come.
+
+        The tensor cores go on while the next ones are waited for: a slot is free when
+        those of the step after it have begun.
+        """
         slot = lax.rem(step, self.tile.stages)
         full = self.of_short if short else self.full
         plgpu.barrier_wait(full.at[slot])
         multiply(self.a.at[slot], self.b.at[slot])
-        plgpu.wgmma_wait(0)
-        plgpu.barrier_arrive(self.empty.at[slot])
+        plgpu.wgmma_wait(1)
+        self.free(step)
+
+    def free(self, steps: Any) -> None:
+        """Has the slot of the last of so many steps, if any, filled again."""
+
+        @pl.when(steps > 0)
+        def _():
+            plgpu.barrier_arrive(self.empty.at[lax.rem(steps - 1, self.tile.stages)])
 
     def drain(self, steps: Any) -> None:
         """Waits until all is multiplied, here and by peers."""
