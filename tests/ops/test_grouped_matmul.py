@@ -121,6 +121,24 @@ def test_programs_that_share_tiles_load_them_together(monkeypatch):
 
 
 @mosaic
+@pytest.mark.breadth
+def test_a_layer_of_groups_is_what_the_scan_makes_it(few):
+    sizes, recipe = jnp.array([100, 0, 37], jnp.int32), recipes.bf16()
+    x, w, dy = bfloat16(7, 140, 128), integers(8, (3, 128, 128)), bfloat16(9, 140, 128)
+
+    def gradients():
+        y, back = jax.vjp(lambda *a: ragged_dot(*a, sizes, recipe=recipe), x, w)
+        return y, *back(dy.astype(y.dtype))
+
+    expected = gradients()
+    with KERNELS(Kernels(products=hopper().products)):
+        found = gradients()
+    for a, b in zip(found, expected, strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(np.float32(a), np.float32(b))
+
+
+@mosaic
 @pytest.mark.parametrize("peers", [1, 2])
 def test_kernels_are_lowered_for_hopper(peers):
     kernels = Hopper(of_rows=Tile(peers=peers), of_weights=Tile(peers=peers))
