@@ -9,6 +9,7 @@ A piece is the part of a row that says what was measured, in values of JSON. A c
 that is stopped, or given further pieces, measures what is missing when started again.
 """
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -48,7 +49,8 @@ class Results:
         }
         if path.exists():
             text = path.read_bytes()
-            path.write_bytes(text[: text.rfind(b"\n") + 1])
+            if (whole := text.rfind(b"\n") + 1) < len(text):
+                os.truncate(path, whole)
 
     def find(self, **fields: Any) -> list[Row]:
         """Returns the rows that have these values."""

@@ -6,6 +6,8 @@ process ends.
 """
 
 import multiprocessing
+import os
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
@@ -75,9 +77,17 @@ def _start(
 def _work(
     connection: Connection, prepare: Callable[[T], Callable[[], R]], task: T
 ) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     finish = prepare(task)
     connection.recv()  # its turn
     connection.send(finish())
+
+
+def _end_with_parent() -> None:
+    """Ends this process when that which started it ends, by a signal for instance."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _finish(

@@ -71,10 +71,14 @@ class Arguments:
 def main(
     about: Study, argv: Sequence[str] | None = None, *, description: str | None = None
 ) -> int:
-    """Runs the command and returns its exit status; the description is its help's."""
+    """Runs the command; the description is its help's.
+
+    Returns:
+      The exit status: 1 if a process did not survive, 2 for what cannot be done.
+    """
     name = f"python -m experiments.{about.folder.name}"
     arguments = tyro.cli(Arguments, prog=name, description=description, args=argv)
-    folder = arguments.out or about.folder
+    folder, died = arguments.out or about.folder, 0
     out = folder / "results.jsonl"
     try:
         if arguments.tiny and arguments.out is None:
@@ -87,7 +91,7 @@ def main(
             terminal.console(120).print(shown)
             return 0
         if not arguments.show:
-            _train(about, arguments, out)
+            died = _train(about, arguments, out)
         parts = about.parts(Found.of(out), folder)
     except (ValueError, TypeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -96,7 +100,7 @@ def main(
         study.show(about.folder / "README.md", parts)
     for name, text in parts.items():
         print(f"{name}\n\n{text}\n")
-    return 0
+    return int(died > 0)
 
 
 def _check(about: Study, arguments: Arguments) -> None:
@@ -119,8 +123,12 @@ def _queue(
     return [run for run in runs if not arguments.only or run.policy in arguments.only]
 
 
-def _train(about: Study, arguments: Arguments, out: Path) -> None:
-    """Trains until the queue has nothing more, or there is no time for what it has."""
+def _train(about: Study, arguments: Arguments, out: Path) -> int:
+    """Trains until the queue has nothing more, or there is no time for what it has.
+
+    Returns:
+      How many processes did not survive.
+    """
     config = DataConfig(source=arguments.data)
     config = dataclasses.replace(config, **data.decided_by_source(config))
     how = How(
@@ -131,12 +139,13 @@ def _train(about: Study, arguments: Arguments, out: Path) -> None:
         quantize=arguments.quantize,
         grouped=arguments.grouped,
     )
-    tried: set[Run] = set()
+    corpus = data.load_corpus(config).fingerprint
+    died, tried = 0, set[Run]()
     while True:
-        found = Found.of(out)
+        found = Found.of(out, corpus=corpus)
         runs = _queue(about, arguments, found)
         runs = [run for run in runs if run not in tried and not found.row(run)]
         if not runs:
-            return
-        queue.perform_all(list(queue.tasks(runs, how)), jobs=arguments.jobs)
+            return died
+        died += queue.perform_all(list(queue.tasks(runs, how)), jobs=arguments.jobs)
         tried.update(runs)

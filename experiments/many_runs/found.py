@@ -29,10 +29,26 @@ class Found:
         self._by_run = by_run
 
     @classmethod
-    def of(cls, path: Path) -> "Found":
-        """Returns what a file holds, and what all studies have found beside it."""
+    def of(cls, path: Path, *, corpus: str | None = None) -> "Found":
+        """Returns what a file holds, and what all studies have found on the same text.
+
+        Args:
+          path: of the file.
+          corpus: fingerprint of the text; None: that of the file, any if it is empty.
+
+        Raises:
+          ValueError: the file has runs on another text.
+        """
+        own = read_log(path)
+        texts = {row["corpus"] for row in own} | ({corpus} if corpus else set())
+        if len(texts) > 1:
+            raise ValueError(
+                f"--data: losses on one text are compared, got {len(texts)} with the "
+                f"runs in {str(path)!r}. Train on theirs, or use another --out."
+            )
         files = (_FOLDER / name / "results.jsonl" for name in STUDIES)
-        return cls(row for file in (path, *files) for row in read_log(file))
+        rows = (row for file in files for row in read_log(file))
+        return cls([*own, *(r for r in rows if not texts or r["corpus"] in texts)])
 
     def row(self, run: Run) -> Row | None:
         """Returns the row of a run."""

@@ -59,23 +59,34 @@ class Task:
 
 
 def tasks(runs: Iterable[Run], how: How) -> Iterator[Task]:
-    """Yields runs by their programs, in the order of the first of each."""
-    by_program: dict[Run, list[Run]] = {}
+    """Yields runs by their programs, in the order of the first of each.
+
+    Those that go side by side are of one length.
+    """
+    by_program: dict[tuple[Run, int], list[Run]] = {}
     for run in runs:
-        by_program.setdefault(run.program, []).append(run)
+        steps = run.steps if how.lanes > 1 else 0
+        by_program.setdefault((run.program, steps), []).append(run)
     for group in by_program.values():
         whole = len(group) // how.lanes * how.lanes if how.lanes > 1 else len(group)
         parts = (group[:whole], group[whole:])
         yield from (Task(tuple(part), how) for part in parts if part)
 
 
-def perform_all(queue: Sequence[Task], *, jobs: int) -> None:
-    """Performs tasks one after another; says which one a process did not survive."""
+def perform_all(queue: Sequence[Task], *, jobs: int) -> int:
+    """Performs tasks one after another; says which ones a process did not survive.
+
+    Returns:
+      How many these are.
+    """
     if jobs > 1:  # each takes memory as it needs it
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    died = 0
     for task, found in zip(queue, in_turn(prepare, queue, jobs=jobs), strict=True):
         if isinstance(found, ProcessDied):
+            died += 1
             print(f"{_name(task.runs[0])}: {found}", file=sys.stderr, flush=True)
+    return died
 
 
 def prepare(task: Task) -> Callable[[], int]:

@@ -1,5 +1,6 @@
 """Tasks that processes prepare together and finish alone."""
 
+import multiprocessing
 import os
 import threading
 import time
@@ -79,6 +80,33 @@ def test_a_process_that_hangs_at_its_end_is_ended(monkeypatch):
     start = time.monotonic()
     assert list(in_turn(never_ends, [1, 2], jobs=2)) == [1, 2]
     assert time.monotonic() - start < 50
+
+
+def outlives(folder):
+    def finish():
+        (folder / "began").touch()
+        time.sleep(1)
+        (folder / "ended").touch()
+
+    return finish
+
+
+def consume(folder):
+    list(in_turn(outlives, [folder], jobs=2))
+
+
+def test_no_process_outlives_the_command(tmp_path):
+    command = multiprocessing.get_context("spawn").Process(
+        target=consume, args=(tmp_path,)
+    )
+    command.start()
+    while not (tmp_path / "began").exists():
+        assert command.is_alive()
+        time.sleep(0.01)
+    command.terminate()
+    command.join()
+    time.sleep(1.2)
+    assert not (tmp_path / "ended").exists()
 
 
 def test_there_must_be_a_job():

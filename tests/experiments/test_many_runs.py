@@ -8,9 +8,10 @@ import pytest
 from flax import nnx
 
 from experiments import record
-from experiments.many_runs import budget, command, figure, program, queue, text
+from experiments.kernels.in_turn import ProcessDied
+from experiments.many_runs import budget, command, figure, found, program, queue, text
 from experiments.many_runs.command import Study
-from experiments.many_runs.found import Found
+from experiments.many_runs.found import STUDIES, Found
 from experiments.many_runs.gaps import Deviation, Gap, gaps, pooled, spread, verdict
 from experiments.many_runs.queue import How, Task
 from experiments.many_runs.run import Run
@@ -119,6 +120,13 @@ def test_runs_share_a_program_where_only_numbers_differ(tmp_path):
     other = dataclasses.replace(RUN, policy="ufp4")
     found = [task.runs for task in queue.tasks([*seeds[:2], other, seeds[2]], how)]
     assert found == [tuple(seeds[:2]), (seeds[2],), (other,)]
+    longer = dataclasses.replace(RUN, tokens=2 * RUN.tokens)
+    assert [task.runs for task in queue.tasks([RUN, longer], how)] == [
+        (RUN,),
+        (longer,),
+    ]
+    alone = dataclasses.replace(how, lanes=1)
+    assert [task.runs for task in queue.tasks([RUN, longer], alone)] == [(RUN, longer)]
 
 
 def test_every_policy_suits_every_shape():
@@ -223,8 +231,12 @@ def test_a_command_trains_what_is_missing(bytes_of_two, corpus, tmp_path, capsys
         assert [row["seed"] for row in rows] == [3, 4]
         assert {row["git"] for row in rows} == {commit}
         assert command.main(study, flags) == 0
+        other = dataclasses.replace(bytes_of_two, holdout=0.5)
+        patch.setattr(command, "DataConfig", lambda source: other)
+        assert command.main(study, flags) == 2
     assert Results(tmp_path / "results.jsonl").rows == rows
-    assert " rows" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert " rows" in out and "--data: losses on one text are compared, got 2" in err
     found = rows[0]
     assert found["steps"] == 8 and not found["diverged"]
     losses = np.reshape(_trainer(RUN, bytes_of_two, corpus), (2, 4)).mean(1)
@@ -245,6 +257,28 @@ def test_a_command_says_what_it_cannot_do(flags, expected, tmp_path, capsys):
     about = _study(tmp_path, [RUN])
     assert command.main(about, ["--dry", *flags]) == 2
     assert expected in capsys.readouterr().err
+
+
+def test_a_command_that_lost_a_process_says_so(tmp_path, monkeypatch, bytes_of_two):
+    monkeypatch.setattr(command, "DataConfig", lambda source: bytes_of_two)
+    died = lambda prepare, tasks, jobs: [ProcessDied("of a signal") for _ in tasks]
+    monkeypatch.setattr(queue, "in_turn", died)
+    flags = ["--data", bytes_of_two.source, "--out", str(tmp_path), "--tiny"]
+    assert command.main(_study(tmp_path, [RUN]), flags) == 1
+
+
+def test_runs_of_studies_count_on_their_own_text(tmp_path, monkeypatch):
+    monkeypatch.setattr(found, "_FOLDER", tmp_path)
+    runs = [dataclasses.replace(RUN, seed=seed) for seed in range(3)]
+    for folder, run, corpus in zip(("", *STUDIES[:2]), runs, "abb", strict=True):
+        Results(tmp_path / folder / "results.jsonl").add(row(run, corpus=corpus))
+    of = lambda name, **text: [
+        r["seed"] for r in Found.of(tmp_path / name / "results.jsonl", **text).rows
+    ]
+    assert of("") == [0] and of(STUDIES[0]) == [1, 2]
+    assert of("none") == [1, 2] and of("none", corpus="a") == []
+    with pytest.raises(ValueError, match="one text are compared, got 2"):
+        of("", corpus="b")
 
 
 def test_a_run_that_would_take_too_long_is_left_out(tmp_path, capsys, bytes_of_two):

@@ -1,6 +1,7 @@
 """Rows of a study, and the page that is made of them."""
 
 import json
+import os
 
 import pytest
 from matplotlib.figure import Figure
@@ -47,6 +48,14 @@ def test_a_page_keeps_what_is_around_its_parts(tmp_path):
     assert page.read_text() == "# A\n<!-- t -->\n\\1 | new\n<!-- end of t -->\nB \\1\n"
     study.show(page, {"t": "newer"})
     assert "\nnewer\n" in page.read_text() and "new\n" not in page.read_text()
+
+
+def test_rows_that_are_whole_are_not_written_again(tmp_path):
+    path = tmp_path / "results.jsonl"
+    path.write_text('{"seed": 0}\n')
+    os.utime(path, (0, 0))
+    assert Results(path).rows == [{"seed": 0}]
+    assert path.stat().st_mtime == 0
 
 
 @pytest.mark.parametrize(
