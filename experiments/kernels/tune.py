@@ -25,6 +25,7 @@ from fp4jax.kernels.block_sizes import Sizes
 from fp4jax.kernels.quantize import Output
 from fp4jax.kernels.scaled_matmul.backends import Mosaic
 from fp4jax.kernels.tile import Tile
+from fp4jax.kernels.view import View
 from fp4jax.numerics import Quantizer, hadamard
 from fp4jax.train import JsonLines
 
@@ -112,6 +113,7 @@ def _quantize_seconds(
     kernel: Kernel, shape: tuple[int, int], width: int, quantizer: Quantizer
 ) -> float:
     from fp4jax.kernels.quantize import matrix, mosaic
+    from fp4jax.kernels.quantize.task import Task, perform
 
     assert quantizer.rotation is not None
     scalars = matrix.Scalars(
@@ -120,16 +122,15 @@ def _quantize_seconds(
         signs=hadamard.signs_of(quantizer.rotation, None, 0),
     )
     of, axis = (Output.OPERAND,), 0 if kernel.endswith("columns") else 1
-    how: dict[str, Any] = {"axis": axis, "period": shape[0], "width": width}
 
     def call(x: jax.Array) -> dict[Output, jax.Array]:
         if not kernel.startswith("triton"):
-            return mosaic.quantize_matrix(
-                x, quantizer, outputs=of, scalars=scalars, **how
-            )
+            tiles = mosaic.geometry_of(View.of(x, axis), quantizer, width=width)
+            return perform([Task(tiles, quantizer, of, scalars)], x)[0]
         from fp4jax.kernels.quantize import triton
         from fp4jax.kernels.triton import tiles
 
+        how = {"axis": axis, "period": shape[0], "width": width}
         of_runs = tiles.of_runs(shape, size=quantizer.multiple, **how)
         return triton.quantize_matrix(x, quantizer, of_runs, of, scalars)
 

@@ -21,6 +21,7 @@ from fp4jax.ops.operands import (
     MULTIPLIED,
     STORED,
     Operand,
+    make_both,
     make_operand,
     transposed,
 )
@@ -178,19 +179,23 @@ class Gemms:
         self, x, axis: int, site: Site, noise, amaxes: Amaxes, outputs: Outputs = None
     ) -> Operand:
         """Quantizes along one contraction axis as the recipe says for a site."""
+        how = self._asked(site, noise, amaxes, outputs)
+        return make_operand(x, axis=axis, batch=self.batch, **how)
+
+    def _asked(
+        self, site: Site, noise: Noise, amaxes: Amaxes, outputs: Outputs = None
+    ) -> dict[str, Any]:
+        """Returns what a site asks of `make_operand`, of whatever array."""
         quantizer = self.recipe.sites[site]
         holds = quantizer is not None and quantizer.holds
-        return make_operand(
-            x,
-            quantizer,
-            axis=axis,
-            batch=self.batch,
-            site=site,
-            noise=noise,
-            amax=amaxes[site.operand] if holds else None,
-            groups=self._groups(site),
-            outputs=outputs or self._outputs(site),
-        )
+        return {
+            "quantizer": quantizer,
+            "site": site,
+            "noise": noise,
+            "amax": amaxes[site.operand] if holds else None,
+            "groups": self._groups(site),
+            "outputs": outputs or self._outputs(site),
+        }
 
     def _outputs(self, site: Site) -> tuple[Output, ...]:
         """Returns what a product reads of an operand."""
@@ -248,7 +253,8 @@ class Gemms:
         dlhs, drhs = sites if self.weight == "rhs" else sites[::-1]
         views = {dlhs: (g_n, g_n.ndim - 1), drhs: (g_m, self.batch)}
         if not self.recipe.share_dy:
-            g_dlhs, g_drhs = (
+            asked = [self._asked(site, noise, amaxes) for site in views]
+            g_dlhs, g_drhs = make_both(g, self.batch, middle, asked) or (
                 self._operand(view, axis, site, noise, amaxes)
                 for site, (view, axis) in views.items()
             )

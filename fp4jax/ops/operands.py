@@ -3,10 +3,11 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 
-from fp4jax.kernels.quantize import Output, Written, quantize_blocks
+from fp4jax.kernels.quantize import Output, Written, quantize_blocks, quantize_both
 from fp4jax.numerics import Quantizer, Site, exact
 from fp4jax.numerics.blockwise import Blocks
 from fp4jax.numerics.groups import Groups
@@ -100,23 +101,70 @@ def make_operand(
         else:
             x = flatten(x, batch, axis)
             other, contraction = batch, batch + 1
-    blocks = quantize_blocks(
-        x,
-        quantizer,
-        outputs=outputs,
-        axis=contraction,
-        other=other,
-        key=noise.key,
-        amax=amax,
-        start=noise.start(site) if quantizer.draws else None,
-        tokens=noise.tokens(site) if quantizer.draws else None,
-        groups=None if quantizer.tensor_scale is None else groups,
-        site=site,
-    )
+    way = _way(quantizer, site, noise, amax, groups, outputs)
+    blocks = quantize_blocks(x, **way, axis=contraction, other=other)
     shape[axis] = blocks.tiling.shape[contraction]
     return Operand(
         tuple(shape), axis, site, blocks=blocks, tensor_scale=blocks.tensor_scale
     )
+
+
+def make_both(
+    g: jax.Array, batch: int, middle: int, asked: Sequence[dict[str, Any]]
+) -> list[Operand] | None:
+    """Quantizes an array along n and along m, where a kernel does from one read of it.
+
+    Args:
+      g: [*batch, *m, *n].
+      batch: number of batch axes.
+      middle: of those and of m.
+      asked: what else `make_operand` takes but axes, of the operand that contracts n,
+        [*batch, *m, n], and of that which contracts m, [*batch, m, *n].
+
+    Returns:
+      The operands; None where it would be read twice, where devices would exchange
+      parts of it, or where more is read of operands than products do.
+    """
+    inside = [*range(batch + 1, middle), *range(middle + 1, g.ndim)]
+    is_cut = any(jax.typeof(g).sharding.spec[i] for i in inside)
+    if is_cut or any(how["outputs"] != MULTIPLIED for how in asked):
+        return None
+    views = flatten(g, middle, g.ndim), flatten(g, batch, middle)
+    x = flatten(views[0], batch, middle)  # [*batch, m, n]
+    axes, ways = (batch + 1, batch), []
+    for how, axis, other in zip(asked, axes, axes[::-1], strict=True):
+        if (quantizer := how["quantizer"]) is None:
+            return None
+        other = other if quantizer.is_square else None
+        ways.append(_way(**how) | {"axis": axis, "other": other})
+    if (written := quantize_both(x, ways)) is None:
+        return None
+    axes = views[0].ndim - 1, batch
+    return [
+        Operand(view.shape, axis, how["site"], blocks=of, tensor_scale=of.tensor_scale)
+        for of, view, axis, how in zip(written, views, axes, asked, strict=True)
+    ]
+
+
+def _way(
+    quantizer: Quantizer,
+    site: Site,
+    noise: Noise,
+    amax: jax.Array | None,
+    groups: Groups | None,
+    outputs: Sequence[Output],
+) -> dict[str, Any]:
+    """Returns how `quantize_blocks` quantizes an operand, along whatever axis."""
+    return {
+        "quantizer": quantizer,
+        "outputs": outputs,
+        "key": noise.key,
+        "amax": amax,
+        "start": noise.start(site) if quantizer.draws else None,
+        "tokens": noise.tokens(site) if quantizer.draws else None,
+        "groups": None if quantizer.tensor_scale is None else groups,
+        "site": site,
+    }
 
 
 def transposed(

@@ -77,7 +77,7 @@ QUANTIZERS = {
 class Opaque(Xla):
     """The reference as a kernel would be called, with a tile that shapes do not fit."""
 
-    is_opaque = True
+    is_opaque = reads_once = True
 
     def why_not(self, x, quantizer, *, axis, other):
         if quantizer.scale.candidates or isinstance(quantizer.rounding, MSEden):
@@ -90,7 +90,14 @@ class Opaque(Xla):
         return {padded: 32 if padded == other else 20} if last else {}
 
 
-OPAQUE = Opaque()
+class Fitting(Opaque):
+    """The same with a tile of one element."""
+
+    def multiples(self, shape, quantizer, *, axis, other):
+        return {}
+
+
+OPAQUE, FITTING = Opaque(), Fitting()
 
 
 class Divisible(Mosaic):
@@ -100,6 +107,9 @@ class Divisible(Mosaic):
 
     def quantize(self, x, quantizer, **how):
         return XLA.quantize(x, quantizer, **how)
+
+    def quantize_all(self, x, ways):
+        return XLA.quantize_all(x, ways)
 
 
 def divisible(monkeypatch):

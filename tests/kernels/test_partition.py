@@ -16,7 +16,7 @@ from fp4jax.kernels.choice import KERNELS, Kernels
 from fp4jax.kernels.partition import mesh_of, spread_of
 from fp4jax.kernels.quantize import quantize, quantize_blocks, reference
 from fp4jax.numerics.groups import Groups
-from tests.kernels.cases import OPAQUE, QUANTIZERS, Opaque, assert_equal, how
+from tests.kernels.cases import FITTING, OPAQUE, QUANTIZERS, Opaque, assert_equal, how
 
 AUTO, EXPLICIT = (jax.make_mesh((4, 2), ("a", "b"), (t, t)) for t in list(AxisType)[:2])
 X = jax.random.normal(jax.random.key(0), (8, 256, 128))
@@ -303,11 +303,13 @@ def test_products_send_what_they_do_without_kernels(mesh, name, x_spec, w_spec):
         return spread_over(mesh, y, y_spec), backward(dy)
 
     found, sent = [], []
-    for by in (None, OPAQUE):
+    for by in (None, OPAQUE, FITTING):
         with jax.set_mesh(mesh), KERNELS(Kernels(quantize=by)):
             program = jax.jit(function).lower(x, w, dy).compile()
         found.append(program(x, w, dy))
         names = re.findall(COLLECTIVE, program.as_text())
         sent.append([name for name in names if name != "all-reduce"])
-    jax.tree.map(np.testing.assert_array_equal, *found)
-    assert sorted(sent[0]) == sorted(sent[1])
+    expected, of_xla = found.pop(0), sent.pop(0)
+    for each, names in zip(found, sent, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, each, expected)
+        assert sorted(names) == sorted(of_xla)

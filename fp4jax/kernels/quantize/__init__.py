@@ -3,6 +3,7 @@
 from fp4jax.kernels.quantize.api import Implementation as Implementation
 from fp4jax.kernels.quantize.api import quantize as quantize
 from fp4jax.kernels.quantize.api import quantize_blocks as quantize_blocks
+from fp4jax.kernels.quantize.api import quantize_both as quantize_both
 from fp4jax.kernels.quantize.backends import INTERPRETED as INTERPRETED
 from fp4jax.kernels.quantize.backends import MOSAIC as MOSAIC
 from fp4jax.kernels.quantize.backends import TRITON as TRITON

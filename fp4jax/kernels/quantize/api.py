@@ -9,7 +9,7 @@ import jax
 
 from fp4jax.kernels.choice import chosen
 from fp4jax.kernels.quantize import call, partition, reference
-from fp4jax.kernels.quantize.backends import KERNELS_OF_GPUS, Backend
+from fp4jax.kernels.quantize.backends import KERNELS_OF_GPUS, Backend, whole_blocks
 from fp4jax.kernels.quantize.outputs import Output, Quantized
 from fp4jax.kernels.quantize.written import Written
 from fp4jax.numerics import Quantizer, Site, blockwise
@@ -104,17 +104,68 @@ def quantize_blocks(
       groups: likewise.
       **how: likewise, its further arguments.
     """
-    backend, axis, other = None, how["axis"], how.get("other")
     if quantizer.tensor_scale is None:
         groups = None
-    # Rows that draw by where they stand may go in pieces, which are of no entries.
-    if groups is None or tokens is not None or not quantizer.is_stochastic:
-        backend = _backend(x, quantizer, axis, other, None)
+    how |= {"tokens": tokens, "groups": groups}
+    backend = _of_blocks(x, quantizer, **how)
     if backend is None:
-        with partition.explaining(x, quantizer, axis, other):
-            return by_xla(x, quantizer, **how, tokens=tokens, groups=groups)
-    how |= {"backend": backend, "tokens": tokens, "groups": groups}
-    found = call.quantize(x, quantizer, outputs=outputs, **how)
+        with partition.explaining(x, quantizer, how["axis"], how.get("other")):
+            return by_xla(x, quantizer, **how)
+    found = call.quantize(x, quantizer, backend=backend, outputs=outputs, **how)
+    return _written(found, x, quantizer, **how)
+
+
+def quantize_both(x: jax.Array, ways: Sequence[dict[str, Any]]) -> list[Written] | None:
+    """Quantizes an array for two products, where a kernel does from one read of it.
+
+    Args:
+      x: as of `quantize_blocks`.
+      ways: likewise, the further arguments of each.
+
+    Returns:
+      What `quantize_blocks` does of each; None where it would read the array twice.
+    """
+    backends = {_of_blocks(x, **way) for way in ways}
+    backend = backends.pop()
+    if backends or backend is None or not backend.reads_once:
+        return None
+    for way in ways:
+        sizes = whole_blocks(way["quantizer"], way["axis"], way["other"])
+        if any(x.shape[i] % size for i, size in sizes.items()):
+            return None
+    found = call.quantize_both(x, [way | {"backend": backend} for way in ways])
+    return [_written(of, x, **way) for of, way in zip(found, ways, strict=True)]
+
+
+def _of_blocks(
+    x: jax.Array,
+    quantizer: Quantizer,
+    *,
+    axis: int,
+    other: int | None = None,
+    tokens: jax.Array | None = None,
+    groups: Groups | None = None,
+    **how: Any,
+) -> Backend | None:
+    """Returns who quantizes for products; None if XLA does."""
+    del how
+    # Rows that draw by where they stand may go in pieces, which are of no entries.
+    if groups is not None and tokens is None and quantizer.is_stochastic:
+        return None
+    return _backend(x, quantizer, axis, other, None)
+
+
+def _written(
+    found: Quantized,
+    x: jax.Array,
+    quantizer: Quantizer,
+    *,
+    axis: int,
+    other: int | None = None,
+    **how: Any,
+) -> Written:
+    """Returns outputs of kernels as what products read."""
+    del how
     shape = list(x.shape)
     shape[axis] += -shape[axis] % quantizer.multiple
     sizes = {i: quantizer.block_size for i in (axis, other) if i is not None}

@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -41,9 +42,11 @@ class Backend(abc.ABC):
 
     Attributes:
       is_opaque: whether a compiler cannot divide its work over devices by itself.
+      reads_once: whether `quantize_all` reads its array once.
     """
 
     is_opaque: ClassVar[bool]
+    reads_once: ClassVar[bool] = False
 
     @property
     def is_divisible(self) -> bool:
@@ -70,6 +73,12 @@ class Backend(abc.ABC):
     @abc.abstractmethod
     def quantize(self, x: jax.Array, quantizer: Quantizer, **how: Any) -> Quantized:
         """Quantizes an array as `reference.quantize` does."""
+
+    def quantize_all(
+        self, x: jax.Array, ways: Sequence[dict[str, Any]]
+    ) -> list[Quantized]:
+        """Quantizes an array in several ways, the arguments of `quantize` of each."""
+        return [self.quantize(x, **way) for way in ways]
 
     @abc.abstractmethod
     def amax(
@@ -120,6 +129,7 @@ class Mosaic(Backend):
 
     interpreted: bool = False
     is_opaque: ClassVar[bool] = True
+    reads_once: ClassVar[bool] = True
 
     @property
     def is_divisible(self) -> bool:
@@ -164,6 +174,12 @@ class Mosaic(Backend):
         from fp4jax.kernels.quantize import mosaic
 
         return mosaic.quantize(x, quantizer, **how, interpret=self.interpret)
+
+    def quantize_all(self, x, ways) -> list[Quantized]:
+        """Calls one kernel."""
+        from fp4jax.kernels.quantize import mosaic
+
+        return mosaic.quantize_all(x, ways, interpret=self.interpret)
 
     def amax(self, x, quantizer, *, axis, key, site) -> jax.Array:
         """Calls the kernel of rotated arrays; XLA reads others as fast."""

@@ -1,8 +1,7 @@
 """An array that a kernel for matrices quantizes."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -46,62 +45,74 @@ class Scalars:
         return {k: v for k, v in vars(self).items() if isinstance(v, jax.Array)}
 
 
-def quantize(
-    x: jax.Array,
-    quantizer: Quantizer,
-    kernel: Callable[[View, Scalars], dict[Output, jax.Array]],
-    *,
-    axis: int,
-    other: int | None = None,
-    key: jax.Array | None = None,
-    amax: jax.Array | None = None,
-    start: tuple[jax.Array, jax.Array] | None = None,
-    tokens: jax.Array | None = None,
-    site: Site = Site.FPROP_X,
-) -> Quantized:
-    """Quantizes an array as `reference.quantize` does.
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+    """An array and what it is quantized with, as a kernel for matrices reads them.
 
-    Where there is a tensor scale, of an amax that is given.
-
-    Args:
-      x: the array, which the kernel can quantize.
-      quantizer: what to make of it.
-      kernel: quantizes a matrix; returns its outputs.
-      axis: as of `reference.quantize`, and so on.
-      other: likewise.
-      key: likewise.
-      amax: likewise.
-      start: likewise.
-      tokens: likewise.
-      site: likewise.
+    Attributes:
+      view: the array.
+      scalars: what else is read.
+      tensor_scale: as of `Quantized`.
+      shape_of_scales: of the scales of the array.
     """
-    view, rotation = View.of(x, axis), quantizer.rotation
-    if tokens is not None:  # then it does not matter in which matrix a row stands
-        tokens, rows = tokens.reshape(-1), view.matrix.shape[0]
-        view = dataclasses.replace(view, period=rows)
-    signs = noise = None
-    if rotation is not None:
-        signs = hadamard.signs_of(rotation, key, site.signs_stream)
-    factor, tensor_scale = tensor_level(quantizer, amax)
-    if factor is not None and tensor_scale is not None:
-        factor = _of_rows(jnp.stack([factor, tensor_scale]), view.matrix.shape[0])
-        tensor_scale = by_entry(tensor_scale, x.ndim)
-    if quantizer.is_stochastic:
-        assert key is not None
-        noise = random_bits.place(key, site.rounding_stream, start)
-    shape_of_scales = tuple(
-        n // quantizer.block_size if i in (axis, other) else n
-        for i, n in enumerate(x.shape)
-    )
-    arrays: dict[Output, Any] = {
-        output: array.reshape(
-            shape_of_scales if output == Output.SCALES else view.shape_of(array)
+
+    view: View
+    scalars: Scalars
+    tensor_scale: jax.Array | None
+    shape_of_scales: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls,
+        x: jax.Array,
+        quantizer: Quantizer,
+        *,
+        axis: int,
+        other: int | None = None,
+        key: jax.Array | None = None,
+        amax: jax.Array | None = None,
+        start: tuple[jax.Array, jax.Array] | None = None,
+        tokens: jax.Array | None = None,
+        site: Site = Site.FPROP_X,
+    ) -> "Prepared":
+        """Returns that of a call of `reference.quantize`.
+
+        Where there is a tensor scale, of an amax that is given.
+        """
+        view, rotation = View.of(x, axis), quantizer.rotation
+        if tokens is not None:  # then it does not matter in which matrix a row stands
+            tokens, rows = tokens.reshape(-1), view.matrix.shape[0]
+            view = dataclasses.replace(view, period=rows)
+        signs = noise = None
+        if rotation is not None:
+            signs = hadamard.signs_of(rotation, key, site.signs_stream)
+        factor, tensor_scale = tensor_level(quantizer, amax)
+        if factor is not None and tensor_scale is not None:
+            factor = _of_rows(jnp.stack([factor, tensor_scale]), view.matrix.shape[0])
+            tensor_scale = by_entry(tensor_scale, x.ndim)
+        if quantizer.is_stochastic:
+            assert key is not None
+            noise = random_bits.place(key, site.rounding_stream, start)
+        shape_of_scales = tuple(
+            n // quantizer.block_size if i in (axis, other) else n
+            for i, n in enumerate(x.shape)
         )
-        for output, array in kernel(view, Scalars(noise, factor, signs, tokens)).items()
-    }
-    return Quantized(
-        arrays, tensor_scale, None if signs is None else jnp.asarray(signs)
-    )
+        scalars = Scalars(noise, factor, signs, tokens)
+        return cls(view, scalars, tensor_scale, shape_of_scales)
+
+    def quantized(self, matrices: dict[Output, jax.Array]) -> Quantized:
+        """Returns the result, given the outputs of the kernel."""
+        arrays = {
+            output: matrix.reshape(
+                self.shape_of_scales
+                if output == Output.SCALES
+                else self.view.shape_of(matrix)
+            )
+            for output, matrix in matrices.items()
+        }
+        signs = self.scalars.signs
+        signs = None if signs is None else jnp.asarray(signs)
+        return Quantized(arrays, self.tensor_scale, signs)
 
 
 def _of_rows(numbers: jax.Array, rows: int) -> jax.Array:

@@ -1,22 +1,17 @@
 """Fused quantization on NVIDIA GPUs, in Pallas Mosaic GPU."""
 
-import functools
-import itertools
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-from jax import lax
 
 from fp4jax.kernels.devices import TILE_OF_SQUARES as TILE
 from fp4jax.kernels.devices import WARPGROUP
-from fp4jax.kernels.geometry import Geometry, launch
+from fp4jax.kernels.geometry import Geometry
 from fp4jax.kernels.quantize import matrix
-from fp4jax.kernels.quantize.matrix import Scalars
+from fp4jax.kernels.quantize.matrix import Prepared
 from fp4jax.kernels.quantize.outputs import Output, Quantized
-from fp4jax.kernels.quantize.task import Task
+from fp4jax.kernels.quantize.task import Task, perform
 from fp4jax.kernels.runs import along
 from fp4jax.kernels.squares import SIDES, Squares
 from fp4jax.kernels.view import View
@@ -26,28 +21,28 @@ _MAX_RUN = 128
 
 
 def quantize(
-    x: jax.Array,
-    quantizer: Quantizer,
-    *,
-    outputs: Sequence[Output],
-    interpret: Any = None,
-    **how: Any,
+    x: jax.Array, quantizer: Quantizer, *, interpret: Any = None, **how: Any
 ) -> Quantized:
-    """Quantizes an array as `matrix.quantize` does, where `unsupported` is None."""
+    """Quantizes an array as `reference.quantize` does, where `unsupported` is None."""
+    way = {"quantizer": quantizer} | how
+    (found,) = quantize_all(x, [way], interpret=interpret)
+    return found
 
-    def kernel(view: View, scalars: Scalars) -> dict[Output, jax.Array]:
-        return quantize_matrix(
-            view.matrix,
-            quantizer,
-            axis=view.axis,
-            outputs=outputs,
-            scalars=scalars,
-            period=view.period,
-            width=view.width(quantizer.multiple),
-            interpret=interpret,
-        )
 
-    return matrix.quantize(x, quantizer, kernel, **how)
+def quantize_all(
+    x: jax.Array, ways: Sequence[dict[str, Any]], *, interpret: Any = None
+) -> list[Quantized]:
+    """Quantizes an array in several ways, from one read of memory.
+
+    Args:
+      x: the array.
+      ways: the further arguments of `reference.quantize`, of each.
+      interpret: as `plgpu.kernel` takes it.
+    """
+    both = [_task(x, interpret=interpret, **way) for way in ways]
+    found = perform([task for _, task in both], x, interpret=interpret)
+    pairs = zip(both, found, strict=True)
+    return [prepared.quantized(matrices) for (prepared, _), matrices in pairs]
 
 
 def unsupported(
@@ -82,94 +77,39 @@ def _unsupported_squares(
     return None
 
 
-def quantize_matrix(
+def _task(
     x: jax.Array,
     quantizer: Quantizer,
     *,
-    axis: int,
     outputs: Sequence[Output],
-    scalars: Scalars,
-    period: int,
-    width: int,
-    interpret: Any = None,
-) -> dict[Output, jax.Array]:
-    """Quantizes a matrix in blocks along one axis of it.
+    interpret: Any,
+    **how: Any,
+) -> tuple[Prepared, Task]:
+    """Returns an array as a kernel reads it, and what that does."""
+    prepared = Prepared.of(x, quantizer, **how)
+    geometry = geometry_of(prepared.view, quantizer, interpret=bool(interpret))
+    return prepared, Task(geometry, quantizer, outputs, prepared.scalars)
+
+
+def geometry_of(
+    view: View, quantizer: Quantizer, *, width: int = 0, interpret: bool = False
+) -> Geometry:
+    """Returns the tiles of a matrix.
 
     Args:
-      x: float32 or bfloat16 [r, c].
-      quantizer: of nearest or stochastic rounding, without candidates.
-      axis: the contraction axis.
-      outputs: what to write.
-      scalars: further inputs.
-      period: rows of each of several matrices that stand one above the other, where
-        `axis` is 0.
-      width: runs of each thread.
-      interpret: as `plgpu.kernel` takes it.
-
-    Returns:
-      Of each output: the operand [r, c]; codes [r, c], of 4-bit grids half as many
-      along `axis`, uint8; scales, one for each block.
+      view: the matrix.
+      quantizer: what to make of it.
+      width: runs of each thread; 0: those of `block_sizes`.
+      interpret: as of `Geometry`.
     """
-    geometry = _geometry(
-        quantizer,
-        shape=x.shape,
-        axis=axis,
-        period=period,
-        width=width,
-        interpret=bool(interpret),
-    )
-    task = Task(geometry, quantizer, outputs, scalars)
-    (found,) = perform([task], x, interpret=interpret)
-    return found
-
-
-def perform(
-    tasks: Sequence[Task], x: jax.Array, *, interpret: Any = None
-) -> list[dict[Output, jax.Array]]:
-    """Quantizes a matrix in several ways, from one read of memory.
-
-    Of neighboring programs each does a tile of a task, so many of each that all tasks
-    are at one place of the matrix: what one has read, others find in the cache.
-
-    Args:
-      tasks: of the matrix.
-      x: float32 or bfloat16 [r, c].
-      interpret: as `plgpu.kernel` takes it.
-
-    Returns:
-      The outputs of each task.
-    """
-    inputs, out_types = [task.inputs(x) for task in tasks], [t.out_types for t in tasks]
-    counts = [task.geometry.programs for task in tasks]
-    shares = [count // math.gcd(*counts) for count in counts]
-    starts = list(itertools.accumulate(shares, initial=0))
-
-    def kernel(*refs):
-        references = iter(refs)
-        given = [[next(references) for _ in each] for each in inputs]
-        written = [[next(references) for _ in each] for each in out_types]
-        turn, place = divmod(lax.axis_index("program"), sum(shares))
-
-        def of_task(i: int) -> None:
-            tile = turn * shares[i] + place - starts[i]
-            tasks[i].run(tasks[i].geometry.where(tile), given[i], written[i])
-
-        which = sum((place >= start).astype(jnp.int32) for start in starts[1:-1])
-        lax.switch(which, [functools.partial(of_task, i) for i in range(len(tasks))])
-
-    found = launch(
-        kernel,
-        *itertools.chain(*inputs),
-        programs=sum(counts),
-        out_type=[*itertools.chain(*out_types)],
-        interpret=interpret,
-    )
-    arrays = iter(found)
-    return [task.matrices([next(arrays) for _ in task.outputs]) for task in tasks]
-
-
-def _geometry(quantizer: Quantizer, *, width: int, **fields: Any) -> Geometry:
-    fields["block"] = quantizer.block_size
+    fields: dict[str, Any] = {
+        "shape": view.matrix.shape,
+        "axis": view.axis,
+        "block": quantizer.block_size,
+        "period": view.period,
+        "interpret": interpret,
+    }
     if quantizer.is_square:
         return Squares(**fields)
-    return along(size=quantizer.multiple, width=width, **fields)
+    size = quantizer.multiple
+    return along(size=size, width=width or view.width(size), **fields)

@@ -7,6 +7,7 @@ Random bits depend on where an element stands, and a fresh tensor scale on all o
 
 import dataclasses
 import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +19,8 @@ from fp4jax.kernels.quantize.backends import Backend
 from fp4jax.kernels.quantize.outputs import Output
 from fp4jax.numerics import Quantizer, Site, blocks, exact
 from fp4jax.numerics.packing import fits_half_a_byte
+
+Start = tuple[jax.Array, jax.Array] | None  # row and column
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +79,43 @@ class Call:
         """Whether a tensor scale is made of the array."""
         return self.quantizer.tensor_scale is not None and scalars.amax is None
 
+    @property
+    def runs(self) -> dict[int, int]:
+        """Of how many elements the runs, or squares, along an axis are."""
+        axes = (i for i in (self.axis, self.other) if i is not None)
+        return dict.fromkeys(axes, self.quantizer.multiple)
+
+    def returns(self, scalars: "Scalars") -> tuple[bool, ...]:
+        """Whether each of the results lies as the array does, or has but its lanes."""
+        return (True,) * len(self.outputs) + (False,) * self.reads_all(scalars)
+
+    def quantize(
+        self, x: jax.Array, scalars: "Scalars", spread: Spread = ()
+    ) -> tuple[Any, ...]:
+        """Quantizes a part of an array, in whole blocks and runs.
+
+        Args:
+          x: the part.
+          scalars: of the whole, of the lanes of the part.
+          spread: of the whole; () if x is the whole.
+
+        Returns:
+          The outputs; with them the amax of the whole, if it had to be read.
+        """
+        spread = spread or ((),) * x.ndim
+        if self.lanes:
+            return lane_by_lane(self, x, scalars, spread)
+        inputs = Inputs.of(self, x, scalars, spread)
+        first, strides = place(self, x.shape, scalars, spread)
+        found = _quantize_at(self, x, inputs, first, strides)
+        return self.results(found, inputs, scalars)
+
+    def results(
+        self, outputs: Iterable[Any], inputs: "Inputs", scalars: "Scalars"
+    ) -> tuple[Any, ...]:
+        """Returns what `quantize` does, given the outputs."""
+        return *outputs, *[inputs.amax][: self.reads_all(scalars)]
+
     def elements(self, output: Output, axis: int) -> int:
         """Returns how many elements along an axis one of an output stands for."""
         if output == Output.SCALES and axis in (self.axis, self.other):
@@ -100,41 +140,19 @@ class Scalars:
 
     key: jax.Array | None = None
     amax: jax.Array | None = None
-    start: tuple[jax.Array, jax.Array] | None = None
+    start: Start = None
     tokens: jax.Array | None = None
 
 
-def quantize(
-    call: Call, x: jax.Array, scalars: Scalars, spread: Spread = ()
+def lane_by_lane(
+    call: Any, x: jax.Array, scalars: Any, spread: Spread
 ) -> tuple[Any, ...]:
-    """Quantizes a part of an array, in whole blocks and runs.
-
-    Args:
-      call: the quantization.
-      x: the part.
-      scalars: of the whole, of the lanes of the part.
-      spread: of the whole; () if x is the whole.
-
-    Returns:
-      The outputs; with them the amax of the whole, if it had to be read.
-    """
-    spread = spread or ((),) * x.ndim
-    if call.lanes:
-        of_a_lane = call.of_a_lane()
-        return lax.map(
-            lambda lane: quantize(of_a_lane, lane[0], lane[1], spread[1:]),
-            (x, scalars),
-        )
-    inputs = _Inputs.of(call, x, scalars, spread)
-    if call.quantizer.is_stochastic:
-        first, strides = _place(call, x.shape, scalars, spread)
-        found = _quantize_at(call, x, inputs, first, strides)
-    else:
-        found = _quantize(call, x, inputs, None)
-    return (*found, inputs.amax) if call.reads_all(scalars) else tuple(found)
+    """Returns what a call that has lanes makes of a part of them."""
+    one = call.of_a_lane()
+    return lax.map(lambda lane: one.quantize(*lane, spread[1:]), (x, scalars))
 
 
-class _Inputs(NamedTuple):
+class Inputs(NamedTuple):
     """What all elements are quantized with."""
 
     key: jax.Array | None
@@ -142,9 +160,8 @@ class _Inputs(NamedTuple):
     tokens: jax.Array | None
 
     @classmethod
-    def of(
-        cls, call: Call, x: jax.Array, scalars: Scalars, spread: Spread
-    ) -> "_Inputs":
+    def of(cls, call: Call, x: jax.Array, scalars: Scalars, spread: Spread) -> "Inputs":
+        """Returns those of a call, of the whole, given a part."""
         key, amax = scalars.key, scalars.amax
         if key is not None:
             key = jax.random.wrap_key_data(key, impl="threefry2x32")
@@ -157,27 +174,22 @@ class _Inputs(NamedTuple):
 
 
 def _quantize(
-    call: Call,
-    x: jax.Array,
-    inputs: _Inputs,
-    start: tuple[jax.Array, jax.Array] | None,
+    call: Call, x: jax.Array, inputs: Inputs, start: Start
 ) -> list[jax.Array]:
     """Calls the backend with what it takes, and cuts off what that is more."""
-    found = call.backend.quantize(
-        _padded(call, x, x),
-        call.quantizer,
-        outputs=call.outputs,
-        axis=call.axis,
-        other=call.other,
-        start=start,
-        site=call.site,
-        key=inputs.key,
-        amax=inputs.amax,
-        tokens=_padded(call, x, inputs.tokens),
-    )
+    tokens = _padded(call, x, inputs.tokens)
+    how = way(call, inputs._replace(tokens=tokens), start)
+    found = call.backend.quantize(_padded(call, x, x), **how)
     return [
         _cut(found.arrays[output], call, output, x.shape) for output in call.outputs
     ]
+
+
+def way(call: Call, inputs: Inputs, start: Start) -> dict[str, Any]:
+    """Returns how a backend quantizes an array that begins at some row and column."""
+    names = "quantizer", "outputs", "axis", "other", "site"
+    fields = {name: getattr(call, name) for name in names}
+    return fields | inputs._asdict() | {"start": start}
 
 
 def _padded(call: Call, x: jax.Array, array: Any) -> Any:
@@ -187,10 +199,12 @@ def _padded(call: Call, x: jax.Array, array: Any) -> Any:
     return jax.tree.map(lambda a: blocks.pad_to_multiple(a, multiples), array)
 
 
-def _place(
+def place(
     call: Call, shape: tuple[int, ...], scalars: Scalars, spread: Spread
-) -> tuple[tuple[jax.Array, jax.Array], dict[int, int]]:
+) -> tuple[Start, dict[int, int]]:
     """Returns row and column of a part's first element, and how far rows are apart.
+
+    Where neither matters to a quantization, none.
 
     Args:
       call: the quantization.
@@ -198,6 +212,8 @@ def _place(
       scalars: of the whole.
       spread: of the whole.
     """
+    if not call.quantizer.is_stochastic:
+        return None, {}
     sizes, offsets = list(shape), [jnp.uint32(0)] * len(shape)
     for i, names in enumerate(spread):
         if names:
@@ -218,11 +234,31 @@ def _place(
     return (row, column), strides
 
 
+def fits(call: Call, x: jax.Array, strides: dict[int, int]) -> bool:
+    """Returns whether a backend takes a part as it lies."""
+    shape = _shape_of_padded(call, x)
+    return shape == x.shape and not _apart(x, shape, strides)
+
+
+def _apart(x: jax.Array, shape: tuple[int, ...], strides: dict[int, int]) -> list[int]:
+    """Returns the axes along which rows, padded to a shape, are apart in the whole."""
+    apart, size = [], 1
+    for i in sorted(strides, reverse=True):
+        if x.shape[i] > 1 and (apart or strides[i] != size):
+            apart.insert(0, i)
+        size *= shape[i]
+    return apart
+
+
+def _shape_of_padded(call: Call, x: jax.Array) -> tuple[int, ...]:
+    return jax.eval_shape(lambda x: _padded(call, x, x), x).shape
+
+
 def _quantize_at(
     call: Call,
     x: jax.Array,
-    inputs: _Inputs,
-    first: tuple[jax.Array, jax.Array],
+    inputs: Inputs,
+    first: Start,
     strides: dict[int, int],
 ) -> list[jax.Array]:
     """Quantizes a part; where its rows, padded, are apart in the whole, by pieces.
@@ -234,15 +270,11 @@ def _quantize_at(
       first: row and column of the first element.
       strides: by free axis, how many rows of the whole its neighbors are apart.
     """
-    apart, size = [], 1
-    shape = jax.eval_shape(lambda x: _padded(call, x, x), x).shape
-    for i in sorted(strides, reverse=True):
-        if x.shape[i] > 1 and (apart or strides[i] != size):
-            apart.insert(0, i)
-        size *= shape[i]
+    apart = _apart(x, _shape_of_padded(call, x), strides)
     if not apart:
         return _quantize(call, x, inputs, first)
-    row, lengths = first[0], [x.shape[i] for i in apart]
+    assert first is not None
+    (row, column), lengths = first, [x.shape[i] for i in apart]
     for j, i in enumerate(apart):
         index = lax.broadcasted_iota(jnp.uint32, lengths, j)
         row = row + index * jnp.uint32(strides[i] % 2**32)
@@ -252,7 +284,7 @@ def _quantize_at(
     x = x.reshape(-1, *x.shape[len(apart) :])
 
     def piece(part: tuple[jax.Array, jax.Array]) -> list[jax.Array]:
-        return _quantize_at(of_each, part[0], inputs, (part[1], first[1]), inside)
+        return _quantize_at(of_each, part[0], inputs, (part[1], column), inside)
 
     return [
         jnp.moveaxis(a.reshape(*lengths, *a.shape[1:]), range(len(apart)), apart)

@@ -23,7 +23,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fp4jax.kernels.partition import Spread, mesh_of, spread_of
-from fp4jax.kernels.quantize import part
+from fp4jax.kernels.quantize.both import Both
 from fp4jax.kernels.quantize.part import Call, Scalars
 from fp4jax.numerics import Quantizer
 
@@ -66,7 +66,7 @@ def _cut(
     return None
 
 
-def are_spread(scalars: Scalars, batched: Any) -> bool:
+def are_spread(scalars: Any, batched: Any) -> bool:
     """Returns whether lanes of scalars are, by their types, on several devices."""
     leaves = zip(jax.tree.leaves(scalars), jax.tree.leaves(batched), strict=True)
     return any(is_batched and _first(a) is not None for a, is_batched in leaves)
@@ -104,26 +104,26 @@ def _first(x: jax.Array) -> Any:
     return spec[0] if spec else None
 
 
-def quantize(call: Call, x: jax.Array, scalars: Scalars) -> tuple[Any, ...]:
-    """Quantizes an array as `part.quantize` does, on the devices where it lies."""
+def quantize(call: Call | Both, x: jax.Array, scalars: Any) -> tuple[Any, ...]:
+    """Quantizes an array as `call.quantize` does, on the devices where it lies."""
     kinds = set(jax.typeof(x).sharding.mesh.axis_types)
     if AxisType.Explicit in kinds:
         return _explicit(call, x, scalars)
     # Inside of `jax.shard_map`, or alone, a device has the whole.
     is_whole = kinds == {AxisType.Manual} or jax.device_count() == 1
     if is_whole or not call.backend.is_divisible:
-        return part.quantize(call, x, scalars)
+        return call.quantize(x, scalars)
     leaves, structure = jax.tree.flatten(scalars)
     mesh = jax.typeof(x).sharding.mesh
     return _auto(call, structure, mesh.shape_tuple)(x, *leaves)
 
 
-def _explicit(call: Call, x: jax.Array, scalars: Scalars) -> tuple[Any, ...]:
+def _explicit(call: Call | Both, x: jax.Array, scalars: Any) -> tuple[Any, ...]:
     """Quantizes an array whose type says how it is spread."""
     sharding = jax.typeof(x).sharding
     mesh, spread = sharding.mesh, _spread(sharding.spec, x.ndim)
     of_rest, of_scalars = _beside(call, scalars, sharding.spec)
-    outputs = (sharding.spec,) * len(call.outputs)
+    found = (sharding.spec if alike else of_rest for alike in call.returns(scalars))
     scalars = jax.tree.map(
         lambda a, spec: jax.sharding.reshard(a, NamedSharding(mesh, spec)),
         scalars,
@@ -132,9 +132,9 @@ def _explicit(call: Call, x: jax.Array, scalars: Scalars) -> tuple[Any, ...]:
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
     explicit = {name for name, kind in kinds if kind == AxisType.Explicit}
     return jax.shard_map(
-        lambda x, scalars: part.quantize(call, x, scalars, spread),
+        lambda x, scalars: call.quantize(x, scalars, spread),
         in_specs=(sharding.spec, of_scalars),
-        out_specs=(*outputs, of_rest) if call.reads_all(scalars) else outputs,
+        out_specs=tuple(found),
         # None named are all that `jax.vmap` does not hide.
         axis_names=set() if explicit == set(mesh.axis_names) else explicit,
         check_vma=False,
@@ -142,7 +142,7 @@ def _explicit(call: Call, x: jax.Array, scalars: Scalars) -> tuple[Any, ...]:
 
 
 @functools.cache
-def _auto(call: Call, structure: Any, axes: tuple[tuple[str, int], ...]) -> Any:
+def _auto(call: Call | Both, structure: Any, axes: tuple[tuple[str, int], ...]) -> Any:
     """Returns the operation on x and the leaves of scalars, with its rule.
 
     Args:
@@ -162,18 +162,17 @@ def _auto(call: Call, structure: Any, axes: tuple[tuple[str, int], ...]) -> Any:
 
         def local(x: jax.Array, *leaves: jax.Array) -> tuple[Any, ...]:
             of_part = jax.tree.unflatten(structure, leaves)
-            return part.quantize(call, x, of_part, spread)
+            return call.quantize(x, of_part, spread)
 
-        found = [of_x] * len(call.outputs)
-        if call.reads_all(scalars):
-            found.append(NamedSharding(mesh, of_rest))
+        of_rest, alike = NamedSharding(mesh, of_rest), call.returns(scalars)
+        found = tuple(of_x if each else of_rest for each in alike)
         assert len(found) == len(results)
         specs = jax.tree.leaves(of_scalars, is_leaf=lambda x: isinstance(x, P))
         read = (of_x, *(NamedSharding(mesh, spec) for spec in specs))
-        return mesh, local, tuple(found), read
+        return mesh, local, found, read
 
     def whole(x: jax.Array, *leaves: jax.Array) -> tuple[Any, ...]:
-        return part.quantize(call, x, jax.tree.unflatten(structure, leaves))
+        return call.quantize(x, jax.tree.unflatten(structure, leaves))
 
     operation = custom_partitioning(jax.jit(whole))  # in which constants may stand
     operation.def_partition(
@@ -186,20 +185,28 @@ def _auto(call: Call, structure: Any, axes: tuple[tuple[str, int], ...]) -> Any:
     return operation
 
 
-def _beside(call: Call, scalars: Scalars, spec: P) -> tuple[P, Any]:
+def _beside(call: Call | Both, scalars: Any, spec: P) -> tuple[P, Any]:
     """Returns how lanes are spread, and how what is read beside an array is.
 
     Tokens and amaxes lie where the rows and entries are that they are of.
     """
     of_lanes = P(*spec[: call.lanes])
-    specs = jax.tree.map(lambda _: of_lanes, scalars)
-    amax, tokens = jax.tree.map(
-        lambda of: P(*spec[: len(of.shape)]), (scalars.amax, scalars.tokens)
-    )
-    return of_lanes, dataclasses.replace(specs, amax=amax, tokens=tokens)
+
+    def of_each(scalars: Scalars) -> Any:
+        specs = jax.tree.map(lambda _: of_lanes, scalars)
+        amax, tokens = jax.tree.map(
+            lambda of: P(*spec[: len(of.shape)]), (scalars.amax, scalars.tokens)
+        )
+        return dataclasses.replace(specs, amax=amax, tokens=tokens)
+
+    return of_lanes, jax.tree.map(of_each, scalars, is_leaf=_is_scalars)
 
 
-def _rule(call: Call, scalars: Scalars, args: Any, results: Any) -> SdyShardingRule:
+def _is_scalars(x: Any) -> bool:
+    return isinstance(x, Scalars)
+
+
+def _rule(call: Call | Both, scalars: Any, args: Any, results: Any) -> SdyShardingRule:
     """Returns which axes of arguments and results go together.
 
     A blocked axis is a factor for its runs or squares, and one for what is inside.
@@ -210,8 +217,8 @@ def _rule(call: Call, scalars: Scalars, args: Any, results: Any) -> SdyShardingR
       args: MLIR types of the array and of what else is read.
       results: of the outputs and what else is returned.
     """
-    size, shape = call.quantizer.multiple, args[0].shape
-    runs = {i: shape[i] // size for i in (call.axis, call.other) if i is not None}
+    shape = args[0].shape
+    runs = {i: shape[i] // size for i, size in call.runs.items()}
     inside: dict[str, int] = {}  # in the order of their first use, as the rule wants
 
     def factors(of: Any, i: int) -> str | CompoundFactor:
@@ -229,18 +236,22 @@ def _rule(call: Call, scalars: Scalars, args: Any, results: Any) -> SdyShardingR
         inside = (f"{name}{i}" for i in range(call.lanes, len(of.shape)))
         return ArrayMapping(*(f"d{i}" for i in range(call.lanes)), *inside)
 
-    count, alike = len(call.outputs), (scalars.amax, scalars.tokens)
+    each = jax.tree.leaves(scalars, is_leaf=_is_scalars)
+    beside = [of for one in each for of in (one.amax, one.tokens)]
     operands = (
         mapping(args[0]),
         *(
             mapping(of)
-            if any(of is each for each in alike)
+            if any(of is each for each in beside)
             else replicated(of, f"s{j}n")
             for j, of in enumerate(args[1:])
         ),
     )
-    of_lanes = (replicated(of, "r") for of in results[count:])
-    found = (*map(mapping, results[:count]), *of_lanes)
+    alike = call.returns(scalars)
+    found = tuple(
+        mapping(of) if alike[j] else replicated(of, f"r{j}n")
+        for j, of in enumerate(results)
+    )
     # Sizes are those of factors that are no dimension of their own anywhere.
     used = {f for of in (*operands, *found) for f in of}
     parts = {f for each in used if isinstance(each, CompoundFactor) for f in each}
@@ -261,16 +272,16 @@ def _spread(spec: P, ndim: int) -> Spread:
 
 
 def _is_whole(
-    call: Call, shape: tuple[int, ...], spread: Spread, mesh: Any, axis: int
+    call: Call | Both, shape: tuple[int, ...], spread: Spread, mesh: Any, axis: int
 ) -> bool:
     """Returns whether every device has whole runs, or squares, along an axis."""
-    if axis not in (call.axis, call.other):
-        return True
     shards = math.prod(mesh.shape[name] for name in spread[axis])
-    return shape[axis] % (shards * call.quantizer.multiple) == 0
+    return shape[axis] % (shards * call.runs.get(axis, 1)) == 0
 
 
-def _whole(call: Call, shape: tuple[int, ...], spread: Spread, mesh: Any) -> Spread:
+def _whole(
+    call: Call | Both, shape: tuple[int, ...], spread: Spread, mesh: Any
+) -> Spread:
     """Returns how an array may be spread: where runs would be cut, not."""
     return tuple(
         names if _is_whole(call, shape, spread, mesh, axis) else ()

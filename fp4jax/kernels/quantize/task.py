@@ -1,14 +1,18 @@
-"""What a program of a kernel makes of its tile of a matrix."""
+"""What programs of a kernel make of their tiles of a matrix."""
 
 import dataclasses
+import functools
+import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from fp4jax.kernels import planes
-from fp4jax.kernels.geometry import Geometry, Where
+from fp4jax.kernels.geometry import Geometry, Where, launch
 from fp4jax.kernels.quantize.matrix import Scalars
 from fp4jax.kernels.quantize.outputs import Output
 from fp4jax.numerics import F32, Quantizer
@@ -107,3 +111,58 @@ class Task:
             case Output.SCALES:
                 is_float = quantizer.scale.format == F32
                 return geometry.blocks(jnp.float32 if is_float else jnp.uint8)
+
+
+def perform(
+    tasks: Sequence[Task], x: jax.Array, *, interpret: Any = None
+) -> list[dict[Output, jax.Array]]:
+    """Performs several tasks in one kernel, which reads their array once.
+
+    Neighboring programs do tiles of different tasks at one place of the array: what one
+    has read from memory, the others find in the cache.
+
+    Args:
+      tasks: of nearest or stochastic rounding, without candidates.
+      x: float32 or bfloat16, the array of all of them.
+      interpret: as `plgpu.kernel` takes it.
+
+    Returns:
+      The outputs of each task.
+    """
+    inputs, out_types = [task.inputs(x) for task in tasks], [t.out_types for t in tasks]
+
+    def kernel(*refs):
+        references = iter(refs)
+        read = [[next(references) for _ in each] for each in inputs]
+        written = [[next(references) for _ in each] for each in out_types]
+        which, tiles = _of_program(tasks)
+
+        def of_task(i: int) -> None:
+            where = tasks[i].geometry.where(tiles[i])
+            tasks[i].run(where, read[i], written[i])
+
+        lax.switch(which, [functools.partial(of_task, i) for i in range(len(tasks))])
+
+    found = launch(
+        kernel,
+        *itertools.chain(*inputs),
+        programs=sum(task.geometry.programs for task in tasks),
+        out_type=[*itertools.chain(*out_types)],
+        interpret=interpret,
+    )
+    arrays = iter(found)
+    return [task.matrices([next(arrays) for _ in task.outputs]) for task in tasks]
+
+
+def _of_program(tasks: Sequence[Task]) -> tuple[Any, list[Any]]:
+    """Returns which task this program is of, and the number of its tile in each.
+
+    They take turns, in which each has the share of programs that it has of them all.
+    """
+    counts = [task.geometry.programs for task in tasks]
+    shares = [count // math.gcd(*counts) for count in counts]
+    starts = [*itertools.accumulate(shares[:-1], initial=0)]
+    turn, place = divmod(lax.axis_index("program"), sum(shares))
+    which = sum((place >= start).astype(jnp.int32) for start in starts[1:])
+    pairs = zip(shares, starts, strict=True)
+    return which, [turn * share + place - start for share, start in pairs]

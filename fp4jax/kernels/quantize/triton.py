@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from fp4jax.kernels.quantize import matrix
-from fp4jax.kernels.quantize.matrix import Scalars
+from fp4jax.kernels.quantize.matrix import Prepared, Scalars
 from fp4jax.kernels.quantize.outputs import Output, Quantized
 from fp4jax.kernels.triton import arithmetic, memory
 from fp4jax.kernels.triton.launch import launch
@@ -33,23 +33,21 @@ def quantize(
     capability: int | None = None,
     **how: Any,
 ) -> Quantized:
-    """Quantizes an array as `matrix.quantize` does, where `unsupported` is None.
+    """Quantizes an array as `reference.quantize` does, where `unsupported` is None.
 
     Args:
       x: the array.
       quantizer: what to make of it.
       outputs: what to write.
       capability: as of `launch`.
-      **how: further arguments of `matrix.quantize`.
+      **how: further arguments of `Prepared.of`.
     """
-
-    def kernel(view: View, scalars: Scalars) -> dict[Output, jax.Array]:
-        tiles = _tiles(view, quantizer)
-        return quantize_matrix(
-            view.matrix, quantizer, tiles, outputs, scalars, capability
-        )
-
-    return matrix.quantize(x, quantizer, kernel, **how)
+    prepared = Prepared.of(x, quantizer, **how)
+    view, scalars = prepared.view, prepared.scalars
+    tiles = _tiles(view, quantizer)
+    return prepared.quantized(
+        quantize_matrix(view.matrix, quantizer, tiles, outputs, scalars, capability)
+    )
 
 
 def unsupported(
