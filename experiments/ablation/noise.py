@@ -76,7 +76,7 @@ def table(found: Found, runs: Sequence[Run]) -> str:
         mean, deviation = mean_and_spread([loss(row) for row in rows])
         names = (f"`{policy}`", f"`{model}`", f"{lr:g}", varied)
         spread = _spread(deviation, len(rows))
-        lines.append((*names, str(len(rows)), f"{mean:.4f}", *spread))
+        lines.append((*names, str(len(rows)), tables.number(mean), *spread))
     header = ("policy", "model", "lr", "what differs", "runs", "mean", "deviation")
     return tables.markdown((*header, "95% of it"), lines) if lines else NOT_RUN
 

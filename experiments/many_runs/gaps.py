@@ -114,11 +114,17 @@ def pooled(groups: Iterable[Sequence[float]]) -> Deviation | None:
 def verdict(a: Gap, b: Gap, deviation: Deviation | None) -> str:
     """Returns whether a is better or worse than b: Student's t at 95%, two-sided.
 
+    The deviation is that of both where each has several seeds, as some policies spread
+    far more than others.
+
     Args:
       a: a policy.
       b: what it is compared with.
-      deviation: of one gap over seeds; None: not known.
+      deviation: of one gap over seeds, where one of both has a single one; None: not
+        known.
     """
+    if min(len(a.gaps), len(b.gaps)) > 1:
+        deviation = pooled((a.gaps, b.gaps))
     if deviation is None or not (a.gaps and b.gaps):
         return "not known"
     error = deviation.value * math.sqrt(1 / len(a.gaps) + 1 / len(b.gaps))

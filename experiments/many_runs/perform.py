@@ -107,7 +107,7 @@ def _train(
         kept.append(jax.device_get(metrics))
         began.append(time.perf_counter())
         left = (steps - first - n) * (began[-1] - began[-2]) / n
-        if len(kept) <= 2 and time.time() + left + _SPARE > setting.deadline:
+        if len(kept) == 2 and time.time() + left + _SPARE > setting.deadline:
             raise TooLong(left + began[-1] - began[0])
         if np.all(np.asarray(state.skipped_in_row) >= _SKIPS):
             break

@@ -7,7 +7,7 @@ from experiments.many_runs import budget
 from experiments.many_runs.found import Found, loss
 from experiments.many_runs.gaps import Gap, gaps, spread, verdict
 from experiments.many_runs.run import Run
-from experiments.many_runs.tuning import RATES, tuning
+from experiments.many_runs.tuning import RATES, tuned, tuning
 from experiments.presets import REFERENCE
 from experiments.report import tables
 from experiments.report.summary import mean_and_spread
@@ -61,14 +61,19 @@ def of_domains(rows: Sequence[Row]) -> str:
 
 def of_rates(found: Found, tokens: Mapping[str, int]) -> str:
     """Returns the held-out loss of BF16 at every learning rate that was tried."""
-    lines = []
+    lines, ends = [], []
     for model, count in tokens.items():
         runs = tuning(model, count)
-        rows = {run.lr: found.row(run) for run in runs}
-        cells = ("" if row is None else f"{loss(row):.4f}" for row in rows.values())
+        rows = map(found.row, runs)
+        cells = (tables.number(None if row is None else loss(row)) for row in rows)
         lines.append((f"`{model}`", f"{runs[0].tokens / 1e6:.0f}", *cells))
+        if tuned(found, model, count) in (RATES[0], RATES[-1]):
+            ends.append(f"`{model}`")
     header = ("model", "M tokens", *(f"{rate:g}" for rate in RATES))
-    return tables.markdown(header, lines)
+    table = tables.markdown(header, lines)
+    if not ends:
+        return table
+    return f"{table}\n\nAt an end of the rates that were tried: {', '.join(ends)}."
 
 
 def of_budget(runs: Sequence[Run], found: Found) -> str:

@@ -71,12 +71,15 @@ class Found:
           **quantizer: arguments of `cases.case`.
 
         Raises:
-          LookupError: it was not measured.
+          ValueError: it was not measured.
         """
         step = self.steps[-1] if step is None else step
         rows = self._of(section, step=step, **case(**quantizer))
         if not rows:
-            raise LookupError(f"of: must be measured, got {quantizer} at step {step}.")
+            raise ValueError(
+                f"of: must be measured, got {quantizer} at step {step}. Go on without "
+                "--show-only."
+            )
         gemm, operand = where
         values = rows[0]["figures"][gemm][operand][name]
         return np.array([np.nan if x is None else x for x in values], np.float64)

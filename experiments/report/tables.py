@@ -44,6 +44,8 @@ def number(value: float | None, spread: float | None = None) -> str:
     """Returns a loss with its spread; nothing for None."""
     if value is None:
         return ""
+    if not math.isfinite(value):
+        return "diverged"
     return f"{value:.4f}" + ("" if spread is None else f" +- {spread:.4f}")
 
 

@@ -9,7 +9,17 @@ from flax import nnx
 
 from experiments import record
 from experiments.kernels.in_turn import ProcessDied
-from experiments.many_runs import budget, command, figure, found, program, queue, text
+from experiments.many_runs import (
+    budget,
+    command,
+    figure,
+    found,
+    perform,
+    program,
+    queue,
+    show,
+    text,
+)
 from experiments.many_runs.command import Study
 from experiments.many_runs.found import STUDIES, Found
 from experiments.many_runs.gaps import Deviation, Gap, gaps, pooled, spread, verdict
@@ -207,6 +217,58 @@ def test_a_verdict_is_by_student_s_t(mean, deviation, expected):
         diverged=0,
     )
     assert verdict(gap(mean), gap(0.0), deviation) == expected
+
+
+def test_a_verdict_is_by_the_spread_of_both():
+    gap = lambda *values: Gap(
+        policy="p",
+        losses=values,
+        gaps=values,
+        own_gaps=(),
+        tokens_per_s=1.0,
+        diverged=0,
+    )
+    noisy, calm = gap(-1.0, 0.0, 1.0), gap(0.9, 1.0, 1.1)
+    of_all = Deviation(0.3, 18)  # most are calm
+    assert verdict(noisy, calm, of_all) == "within seeds"
+    assert verdict(gap(2.9, 3.0, 3.1), calm, Deviation(3.0, 18)) == "worse"
+    assert verdict(gap(0.0), calm, of_all) == "better"  # its own is not known
+
+
+def test_a_rate_at_an_end_of_the_grid_is_named():
+    tokens = {"dense_2m": 10_000_000, "dense_4m": 20_000_000}
+    rows = [row(run, loss=1 + run.lr) for run in tuning("dense_2m", 10_000_000)]
+    rows += [
+        row(run, loss=abs(run.lr - RATES[1])) for run in tuning("dense_4m", 20_000_000)
+    ]
+    page = show.of_rates(Found(rows), tokens)
+    assert page.endswith("At an end of the rates that were tried: `dense_2m`.")
+    assert "At an end" not in show.of_rates(Found(rows[4:]), tokens)
+
+
+def test_a_slow_first_call_is_no_reason_to_leave_a_run_out(bytes_of_two, corpus):
+    """It waits for what came before it; here it takes a hundred times as long."""
+    calls = []
+
+    def advance(state, whole, rows, rates):
+        time.sleep(0.01 if calls else 1)
+        calls.append(len(rates))
+        return state, {"loss": np.ones(len(rates))}
+
+    alone = SimpleNamespace(
+        lanes=0,
+        start=lambda seed, noise: SimpleNamespace(skipped_in_row=0),
+        advance=advance,
+    )
+    run = dataclasses.replace(RUN, at_once=1)
+    setting = SimpleNamespace(
+        corpus=corpus, data=bytes_of_two, whole=None, deadline=time.time() + 6
+    )
+    perform._train(alone, [run], setting)
+    assert calls == [1] * run.steps
+    setting.deadline = time.time() + 1
+    with pytest.raises(perform.TooLong):
+        perform._train(alone, [run], setting)
 
 
 def _study(folder, runs):

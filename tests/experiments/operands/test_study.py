@@ -72,7 +72,7 @@ def test_the_readme_has_the_tables_of_the_rows():
 
 
 def test_what_was_not_measured_is_named():
-    with pytest.raises(LookupError, match="must be measured, got .*'rotation': 128"):
+    with pytest.raises(ValueError, match="must be measured, got .*'rotation': 128"):
         Found(known_rows()).of(("fprop", "x"), "qsnr", grid="E2M1", rotation=128)
 
 
