@@ -22,7 +22,15 @@ from experiments import record, terminal
 from experiments.kernels import arguments
 from experiments.kernels.timing import copy_seconds, measurements
 from fp4jax import recipes
-from fp4jax.kernels.quantize import Implementation, Output, quantize
+from fp4jax.kernels.choice import KERNELS, Kernels
+from fp4jax.kernels.quantize import (
+    MOSAIC,
+    Implementation,
+    Output,
+    Quantized,
+    quantize,
+    quantize_both,
+)
 from fp4jax.numerics import (
     E2M1,
     E4M3,
@@ -47,13 +55,13 @@ class Case:
     Attributes:
       name: in the table.
       quantizer: what to make of a matrix.
-      axis: the contraction axis.
+      axes: the contraction axis; or two, along which one read is to serve.
       outputs: what to write.
     """
 
     name: str
     quantizer: Quantizer
-    axis: int = 1
+    axes: tuple[int, ...] = (1,)
     outputs: tuple[Output, ...] = _OPERAND
 
 
@@ -63,10 +71,13 @@ def _cases() -> Iterator[Case]:
         plain = dataclasses.replace(rht, rotation=None)
         sr = dataclasses.replace(rht, rounding=Stochastic())
         for axis, way in ((1, "rows"), (0, "columns")):
-            yield Case(f"{grid} {way}, RHT16", rht, axis)
-            yield Case(f"{grid} {way}, no RHT", plain, axis)
-            yield Case(f"{grid} {way}, RHT16, SR", sr, axis)
-            yield Case(f"{grid} {way}, RHT16, packed", rht, axis, _PACKED)
+            axes = (axis,)
+            yield Case(f"{grid} {way}, RHT16", rht, axes)
+            yield Case(f"{grid} {way}, no RHT", plain, axes)
+            yield Case(f"{grid} {way}, RHT16, SR", sr, axes)
+            yield Case(f"{grid} {way}, RHT16, packed", rht, axes, _PACKED)
+        yield Case(f"{grid} rows and columns, one read, RHT16", rht, (1, 0))
+        yield Case(f"{grid} rows and columns, one read, RHT16, SR", sr, (1, 0))
     for recipe, site in (
         (recipes.ufp4, Site.DGRAD_DY),
         (recipes.nvfp4, Site.FPROP_W),
@@ -85,20 +96,9 @@ def measure(
     case: Case, shape: tuple[int, int], implementation: Implementation
 ) -> dict[str, Any]:
     """Returns the row of one case."""
-    square = case.quantizer.is_square
-    how: dict[str, Any] = {
-        "outputs": case.outputs,
-        "axis": case.axis,
-        "other": 1 - case.axis if square else None,
-        "site": Site.WGRAD_DY,
-        "implementation": implementation,
-    }
-    key = jax.random.key(0)
-    if case.quantizer.tensor_scale is not None:
-        how["amax"] = jnp.float32(4)  # of the pass over memory alone
 
-    def function(x: jax.Array) -> dict[Output, jax.Array]:
-        return quantize(x, case.quantizer, key=key, **how).arrays
+    def function(x: jax.Array) -> list[dict[Output, jax.Array]]:
+        return [found.arrays for found in _quantized(case, x, implementation)]
 
     keys = jax.random.split(jax.random.key(1))
     inputs = [jax.random.normal(key, shape, jnp.bfloat16) for key in keys]
@@ -118,6 +118,31 @@ def measure(
         "copy_again_microseconds": 1e6 * copied_again,
         "ratio_to_copy": taken / copied,
     }
+
+
+def _quantized(
+    case: Case, x: jax.Array, implementation: Implementation
+) -> list[Quantized]:
+    """Returns what is made of a matrix along each axis."""
+    ways: list[dict[str, Any]] = [
+        {
+            "quantizer": case.quantizer,
+            "outputs": case.outputs,
+            "axis": axis,
+            "other": 1 - axis if case.quantizer.is_square else None,
+            "key": jax.random.key(0),
+            "site": Site.WGRAD_DY,
+        }
+        for axis in case.axes
+    ]
+    if case.quantizer.tensor_scale is not None:  # of the pass over memory alone
+        ways = [way | {"amax": jnp.float32(4)} for way in ways]
+    if len(ways) > 1 and implementation == "mosaic":
+        with KERNELS(Kernels(quantize=MOSAIC)):
+            both = quantize_both(x, ways)
+        if both is not None:
+            return [written.quantized for written in both]
+    return [quantize(x, **way, implementation=implementation) for way in ways]
 
 
 def main(

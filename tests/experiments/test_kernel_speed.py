@@ -27,6 +27,13 @@ def test_writes_rows_versions_and_device(tmp_path, capsys, monkeypatch):
     assert "UNIFORM rows, RHT16" in capsys.readouterr().out
 
 
+def test_bytes_of_both_axes_are_of_one_read(monkeypatch):
+    monkeypatch.setattr(timing, "_BLOCK_SECONDS", 1e-6)
+    case = next(case for case in quantize.CASES if "one read" in case.name)
+    row = quantize.measure(case, (32, 64), "xla")
+    assert row["bytes"] == 3 * 2 * 32 * 64
+
+
 def test_a_kernel_that_cannot_run_here_says_why(capsys):
     only = quantize.CASES[0].name
     assert quantize.main(((256, 256),), implementations=("mosaic",), only=only) == 0

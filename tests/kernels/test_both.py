@@ -12,7 +12,14 @@ from jax.sharding import PartitionSpec as P
 
 from fp4jax import recipes
 from fp4jax.kernels import devices
-from fp4jax.kernels.quantize import INTERPRETED, MOSAIC, Output, call, reference
+from fp4jax.kernels.quantize import (
+    INTERPRETED,
+    MOSAIC,
+    Output,
+    Quantized,
+    call,
+    reference,
+)
 from fp4jax.kernels.quantize.matrix import Prepared
 from fp4jax.numerics import Site
 from tests.kernels.cases import (
@@ -67,18 +74,28 @@ def kernels(function, *args):
     return str(jax.jit(function).trace(*args).jaxpr).count("grid_names=")
 
 
+def check(backend, x, name):
+    """Compares what a backend makes of an array for both products with references."""
+    both = ways(name, x.ndim)
+    for way in both:
+        if way["quantizer"].tensor_scale is not None:
+            way["amax"] = jnp.float32(8)
+
+    def call(x):
+        return list(map(parts, backend.quantize_all(x, both)))
+
+    found = (call if backend == INTERPRETED else jax.jit(call))(x)
+    for of, way in zip(found, both, strict=True):
+        expected = on_cpu(functools.partial(reference.quantize, **way), x)
+        assert_equal(Quantized(*of), expected)
+
+
 @mosaic
 @pytest.mark.parametrize("name", ["ufp4", "nvfp4", "mxfp4"])
 @pytest.mark.parametrize("shape", [(64, 256), (2, 64, 128)], ids=str)
 def test_one_kernel_equals_the_reference_of_each(name, shape):
-    x, both = tensor(shape, jnp.bfloat16), ways(name, len(shape))
     backend = INTERPRETED if devices.without_mosaic() else MOSAIC
-    for way in both:
-        if way["quantizer"].tensor_scale is not None:
-            way["amax"] = jnp.float32(8)
-    found = backend.quantize_all(x, both)
-    for of, way in zip(found, both, strict=True):
-        assert_equal(of, on_cpu(functools.partial(reference.quantize, **way), x))
+    check(backend, tensor(shape, jnp.bfloat16), name)
 
 
 @mosaic

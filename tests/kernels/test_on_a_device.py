@@ -13,6 +13,7 @@ from fp4jax.kernels.tile import Tile
 from fp4jax.numerics.groups import Groups
 from fp4jax.ops.grouped_matmul import scan_rows, scan_weights
 from fp4jax.ops.mosaic import Hopper
+from tests.kernels import test_both
 from tests.kernels.cases import QUANTIZERS, how, parts, tensor
 from tests.kernels.test_quantize import check
 
@@ -41,6 +42,13 @@ def test_a_hundred_runs_give_one_result(name, axis):
 
 WITHOUT_WGMMA = devices.without_wgmma()
 UNEVEN = np.random.default_rng(0).multinomial(500, np.ones(64) / 64)
+
+
+@on_a_device
+@pytest.mark.parametrize("name", ["ufp4", "nvfp4", "mxfp4"])
+@pytest.mark.parametrize("shape", [(1024, 3584), (4, 96, 1280)], ids=str)
+def test_many_tiles_both_ways_equal_the_reference(name, shape):
+    test_both.check(MOSAIC, tensor(shape, jnp.bfloat16), name)
 
 
 @on_a_device
