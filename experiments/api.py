@@ -28,6 +28,7 @@ PACKAGES = (
     "fp4jax.train",
     "fp4jax.taps",
     "fp4jax.kernels.choice",
+    "fp4jax.kernels.grouped_matmul",
     "fp4jax.kernels.quantize",
     "fp4jax.kernels.scaled_matmul",
 )

@@ -4,9 +4,9 @@ from typing import Literal
 
 from fp4jax.kernels import scaled_matmul
 from fp4jax.kernels.choice import Kernels
+from fp4jax.kernels.grouped_matmul import HOPPER
 from fp4jax.kernels.quantize import MOSAIC, TRITON, XLA
 from fp4jax.ops.grouped_matmul import RAGGED
-from fp4jax.ops.mosaic import HOPPER
 
 Grouped = Literal["default", "hopper", "ragged"]
 Quantize = Literal["default", "mosaic", "triton", "xla"]

@@ -55,8 +55,8 @@ class Kernels:
                 )
         if not isinstance(self.products, Products | None):
             raise TypeError(
-                "Kernels: products must be Products, such as fp4jax.ops.mosaic.HOPPER, "
-                f"or None, got products={self.products!r}."
+                "Kernels: products must be Products, such as HOPPER of fp4jax.kernels."
+                f"grouped_matmul, or None, got products={self.products!r}."
             )
 
 

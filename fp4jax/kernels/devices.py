@@ -4,7 +4,6 @@ import importlib
 from typing import Any
 
 import jax
-from jax.sharding import AxisType
 
 WARPGROUP = 128  # threads that work together, of which each holds whole runs
 TILE_OF_SQUARES = 32, 128  # rows and columns of square blocks that they hold
@@ -25,14 +24,6 @@ def default() -> jax.Device:
 def cores() -> int:
     """Returns how many programs the default device runs side by side."""
     return getattr(default(), "core_count", None) or _CORES
-
-
-def is_whole(x: jax.Array) -> bool:
-    """Returns whether one device has all of an array, or all of its part to itself."""
-    mesh = jax.typeof(x).sharding.mesh
-    if mesh.empty:
-        return jax.device_count() == 1
-    return mesh.size == 1 or set(mesh.axis_types) == {AxisType.Manual}
 
 
 def without_mosaic() -> str | None:

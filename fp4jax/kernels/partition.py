@@ -1,13 +1,21 @@
-"""What a partitioner's shardings mean, in names of mesh axes."""
+"""On which devices an array lies, in names of mesh axes."""
 
 import math
+from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import AxisType, Mesh
 
 # The mesh axes over which each axis of an array is spread.
 Spread = tuple[tuple[str, ...], ...]
+
+
+def is_whole(mesh: Any) -> bool:
+    """Returns whether a device has all of an array of a mesh, or its part to itself."""
+    if mesh.empty:
+        return jax.device_count() == 1
+    return mesh.size == 1 or set(mesh.axis_types) == {AxisType.Manual}
 
 
 def mesh_of(

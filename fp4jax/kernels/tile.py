@@ -1,4 +1,4 @@
-"""What a program of the kernel works on at a time."""
+"""What a program of a product works on at a time."""
 
 import dataclasses
 
@@ -15,8 +15,8 @@ class Tile:
       n: columns of the result, 256 at most.
       k: elements along the contraction axis.
       stages: tiles of operands that are on their way.
-      snake: columns of tiles that are done before more rows are.
-      peers: programs with rows of their own that load the columns once for all.
+      snake: neighboring tiles along one side that are done before more along the other.
+      peers: programs of neighboring tiles, which load once what these share.
     """
 
     n: int = 256
@@ -29,3 +29,9 @@ class Tile:
     def m(self) -> int:
         """Rows of the result."""
         return ROWS * WARPGROUPS
+
+    def dividing(self, n: int) -> "Tile":
+        """Returns it as wide as divides n columns, or itself where nothing does."""
+        widths = (self.n >> i for i in range(3))
+        wide = next((wide for wide in widths if n % wide == 0), self.n)
+        return dataclasses.replace(self, n=wide)

@@ -22,6 +22,7 @@ from jax import lax
 
 from fp4jax.kernels import fp8 as kernels
 from fp4jax.kernels.choice import KERNELS, chosen
+from fp4jax.kernels.partition import is_whole
 from fp4jax.kernels.quantize.backends import MOSAIC, XLA, Mosaic
 from fp4jax.numerics import Quantizer, Site, random_bits
 from fp4jax.ops import fp8, squares
@@ -164,7 +165,8 @@ class EncodedGemms(Gemms):
 
     def _sums(self, dtype: Any) -> Any:
         """Returns what sums are in: float32 where devices may add theirs."""
-        return dtype if kernels.is_whole() else jnp.float32
+        mesh = jax.sharding.get_abstract_mesh()
+        return dtype if is_whole(mesh) else jnp.float32
 
     def _emulated(self, lhs: Encoded, rhs: Encoded, method: str, *args: Any) -> Any:
         """Calls a method of the GEMMs of the same matrices in bfloat16.

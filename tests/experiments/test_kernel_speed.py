@@ -8,7 +8,7 @@ import pytest
 import tyro
 
 from experiments.kernels import chosen, grouped, linear, packed, quantize, show, timing
-from fp4jax.kernels import devices
+from fp4jax.kernels import partition
 from fp4jax.kernels.choice import Kernels
 from fp4jax.kernels.quantize import XLA
 from fp4jax.ops.grouped_matmul import RAGGED
@@ -114,7 +114,7 @@ def test_the_yardstick_multiplies_equal_groups():
 
 def test_grouped_products_are_timed_over_an_einsum(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(timing, "_BLOCK_SECONDS", 1e-6)
-    monkeypatch.setattr(devices, "is_whole", lambda x: True)
+    monkeypatch.setattr(partition, "is_whole", lambda mesh: True)
     out = tmp_path / "grouped.jsonl"
     names = ("lax.ragged_dot", "bf16, hopper")
     assert grouped.main((2, 256, 128, 128), names=names, out=out) == 0

@@ -11,7 +11,8 @@ from jax.sharding import PartitionSpec as P
 
 from fp4jax.kernels import fp8
 from fp4jax.kernels.choice import KERNELS, Kernels
-from fp4jax.kernels.fp8 import partition, reference
+from fp4jax.kernels.fp8 import reference
+from fp4jax.kernels.partition import is_whole
 from fp4jax.kernels.quantize import INTERPRETED
 from fp4jax.numerics import E2M1, E8M0, Quantizer, Scale, Site, Stochastic, random_bits
 from tests.kernels.cases import divisible, mosaic, several_devices
@@ -77,7 +78,7 @@ def test_within_shard_map_a_part_is_whole(monkeypatch):
     backend, whole = divisible(monkeypatch), []
 
     def part(x):
-        whole.append(partition.is_whole(jax.sharding.get_abstract_mesh()))
+        whole.append(is_whole(jax.sharding.get_abstract_mesh()))
         return fp8.amax(backend, x, 16)
 
     x = jax.random.normal(jax.random.key(0), (128, 96))

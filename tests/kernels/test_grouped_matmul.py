@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fp4jax.kernels.grouped_matmul import Runs, Sums, piece
+from fp4jax.kernels.grouped_matmul.runs import Runs, Sums, piece
 from fp4jax.numerics.groups import Groups
 
 COUNT = 3

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from fp4jax.kernels import devices
+from fp4jax.kernels.grouped_matmul import Hopper
 from fp4jax.kernels.quantize import MOSAIC
 from fp4jax.kernels.tile import Tile
 from fp4jax.numerics.groups import Groups
 from fp4jax.ops.grouped_matmul import scan_rows, scan_weights
-from fp4jax.ops.mosaic import Hopper
 from tests.kernels import test_both
 from tests.kernels.cases import QUANTIZERS, how, parts, tensor
 from tests.kernels.test_quantize import check

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from fp4jax import ragged_dot, recipes
-from fp4jax.kernels import devices
+from fp4jax.kernels import devices, partition
 from fp4jax.kernels.choice import KERNELS, Kernels
+from fp4jax.kernels.grouped_matmul import HOPPER, Hopper
 from fp4jax.kernels.tile import Tile
 from fp4jax.numerics.groups import Groups
 from fp4jax.ops import grouped_matmul
-from fp4jax.ops.mosaic import HOPPER, Hopper
 from tests.kernels.cases import mosaic
 
 OF = jnp.array([2, 0, 3, 0], jnp.int32)  # the third has no group, no group has number 1
@@ -173,7 +173,7 @@ def test_what_kernels_do_not_take(shape, sizes, dtype, precision):
     x = jnp.zeros((8, 16, 128), jnp.bfloat16)
     assert supports(x, (128, 128), None)
     # No rule divides them over devices.
-    assert HOPPER.supports(x, (128, 128), None) == devices.is_whole(x)
+    assert HOPPER.supports(x, (128, 128), None) == (jax.device_count() == 1)
     assert not supports(jnp.zeros(shape, dtype), sizes, precision)
 
 
@@ -197,7 +197,7 @@ def test_kernels_of_the_context_multiply_what_they_support(monkeypatch):
     kernels = dataclasses.replace(HOPPER, rows=noted("rows"))
     x, w = jnp.ones((256, 128), jnp.bfloat16), jnp.ones((3, 128, 256), jnp.bfloat16)
     plain = jax.jit(loss).trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
-    monkeypatch.setattr(devices, "is_whole", lambda x: True)
+    monkeypatch.setattr(partition, "is_whole", lambda mesh: True)
     with KERNELS(Kernels(products=kernels)):
         lowered = jax.jit(loss).trace(x, w).lower(lowering_platforms=("cuda",))
         jax.eval_shape(loss, x[:, :40], w[:, :40])  # no whole blocks: by the scan

@@ -3,5 +3,4 @@
 from fp4jax.kernels.fp8.api import amax as amax
 from fp4jax.kernels.fp8.api import encode as encode
 from fp4jax.kernels.fp8.api import encoder as encoder
-from fp4jax.kernels.fp8.api import is_whole as is_whole
 from fp4jax.kernels.fp8.api import supports as supports

@@ -9,7 +9,7 @@ from jax.custom_batching import sequential_vmap
 
 from fp4jax.kernels.choice import chosen
 from fp4jax.kernels.fp8 import partition
-from fp4jax.kernels.partition import Spread
+from fp4jax.kernels.partition import Spread, is_whole
 from fp4jax.kernels.quantize.backends import MOSAIC, Mosaic
 from fp4jax.numerics import Quantizer
 
@@ -23,12 +23,7 @@ def encoder() -> Mosaic | None:
     backend, mesh = chosen().quantize or MOSAIC, jax.sharding.get_abstract_mesh()
     if not isinstance(backend, Mosaic) or not partition.is_divisible(mesh):
         return None
-    return backend if backend.is_divisible or partition.is_whole(mesh) else None
-
-
-def is_whole() -> bool:
-    """Returns whether every array lies on one device, as far as a trace can tell."""
-    return partition.is_whole(jax.sharding.get_abstract_mesh())
+    return backend if backend.is_divisible or is_whole(mesh) else None
 
 
 def supports(backend: Mosaic, x: Any, quantizer: Quantizer) -> bool:

@@ -21,7 +21,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fp4jax.kernels.devices import TILE_OF_SQUARES
-from fp4jax.kernels.partition import Spread, mesh_of, spread_of
+from fp4jax.kernels.partition import Spread, is_whole, mesh_of, spread_of
 from fp4jax.numerics import blocks
 
 # What an array has along its axes: the rows R and columns C of the matrix, those of its
@@ -35,13 +35,6 @@ def is_divisible(mesh: Any) -> bool:
     """Returns whether there is a rule for what lies on a mesh, or no need of one."""
     alike = [{AxisType.Auto}, {AxisType.Manual}]
     return mesh.empty or mesh.size == 1 or set(mesh.axis_types) in alike
-
-
-def is_whole(mesh: Any) -> bool:
-    """Returns whether a device has all of what an array of some mesh is to it."""
-    if mesh.empty:
-        return jax.device_count() == 1
-    return mesh.size == 1 or set(mesh.axis_types) == {AxisType.Manual}
 
 
 def divided(

@@ -14,7 +14,7 @@ from fp4jax.kernels.grouped_matmul.runs import Runs, Sums
 from fp4jax.kernels.tile import ROWS
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Rows(Program):
     """y = x w of the group of each row.
 
@@ -23,8 +23,8 @@ class Rows(Program):
       count: number of groups.
     """
 
-    axis: int = 1
-    count: int = 0
+    axis: int
+    count: int
 
     def __call__(self, x: jax.Array, w: jax.Array, runs: Runs) -> jax.Array:
         """Returns [m, n].
@@ -36,13 +36,13 @@ class Rows(Program):
         """
         tile = self.tile
         work = Work(
-            (len(x), w.shape[3 - self.axis]),
-            ((tile.m, tile.k), self._cut(tile.k, tile.n)),
-            0,
-            self._results(len(runs.first), w),
-            self._number,
-            self._load,
-            self._multiply,
+            shape=(len(x), w.shape[3 - self.axis]),
+            loaded=((tile.m, tile.k), self._cut(tile.k, tile.n)),
+            shared=0,
+            most=self._results(len(runs.first), w),
+            number=self._number,
+            load=self._load,
+            multiply=self._multiply,
         )
         return self._call(work, x, w, *runs)
 
@@ -131,7 +131,7 @@ class Rows(Program):
         return [(0, ROWS, rows >= ROWS), *some]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Weights(Program):
     """dw = sum of x^T dy over the rows of each group."""
 
@@ -143,17 +143,17 @@ class Weights(Program):
           dy: bfloat16 [m, n].
           sums: of rows, of at most those of a step.
         """
-        tile, count = self.tile, len(sums.bounds) // 2
-        e, k, n = shape = count, x.shape[1], dy.shape[1]
+        tile = self.tile
+        e, k, n = shape = len(sums.bounds) // 2, x.shape[1], dy.shape[1]
         results = e * (k // (tile.m * tile.peers)) * (n // tile.n)
         work = Work(
-            shape,
-            ((tile.k, tile.m), (tile.k, tile.n)),
-            1,
-            results,
-            lambda *_: results,
-            self._load,
-            self._multiply,
+            shape=shape,
+            loaded=((tile.k, tile.m), (tile.k, tile.n)),
+            shared=1,
+            most=results,
+            number=lambda *_: results,
+            load=self._load,
+            multiply=self._multiply,
         )
         return self._call(work, x, dy, *sums)
 

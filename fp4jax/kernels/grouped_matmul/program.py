@@ -45,7 +45,7 @@ class Work(NamedTuple):
     multiply: Callable[..., Any]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
     """What is static about a product.
 

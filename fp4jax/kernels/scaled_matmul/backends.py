@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 
-from fp4jax.kernels import block_sizes, devices
+from fp4jax.kernels import block_sizes, devices, partition
 from fp4jax.kernels.quantize import Written
 from fp4jax.kernels.scaled_matmul import reference
 from fp4jax.kernels.scaled_matmul.reference import Side
@@ -53,8 +53,10 @@ class Mosaic:
     def _where(self, other: jax.Array) -> str | None:
         if self.interpreted:
             return devices.too_old()
-        if (why := devices.without_wgmma()) is not None or devices.is_whole(other):
+        if (why := devices.without_wgmma()) is not None:
             return why
+        if partition.is_whole(jax.typeof(other).sharding.mesh):
+            return None
         return "no rule divides this kernel over several devices"
 
     def _sizes(self, packed: Written, other: jax.Array, axis: int) -> str | None:
@@ -106,12 +108,10 @@ class Mosaic:
 
     def _tile(self, m: int, n: int, k: int) -> Tile:
         """Returns the tile, of sizes and peers that divide the product."""
-        tile = self.tile or block_sizes.best("product", m * n)
-        widths = (tile.n >> i for i in range(3))
+        tile = (self.tile or block_sizes.best("product", m * n)).dividing(n)
         depth = CHUNK if k % tile.k else tile.k
         return dataclasses.replace(
             tile,
-            n=next((w for w in widths if not n % w), tile.n),
             k=depth,
             stages=tile.stages * tile.k // depth,
             peers=math.gcd(tile.peers, max(m // tile.m, 1)),

@@ -1,4 +1,4 @@
-"""Grouped products by kernels for NVIDIA Hopper GPUs.
+"""Who multiplies groups of rows in place of a scan: kernels for NVIDIA Hopper GPUs.
 
 They are not chosen by themselves: `with KERNELS(Kernels(products=HOPPER)): ...`, around
 what is traced.
@@ -7,16 +7,15 @@ what is traced.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 
-from fp4jax.kernels import devices
+from fp4jax.kernels import devices, partition
 from fp4jax.kernels.choice import Products
-from fp4jax.kernels.grouped_matmul import Runs, Sums, piece
+from fp4jax.kernels.grouped_matmul.runs import Runs, Sums, piece
 from fp4jax.kernels.tile import Tile
 from fp4jax.numerics.groups import Groups
 
@@ -27,7 +26,7 @@ _WRITTEN = (jnp.bfloat16, jnp.float32)
 
 @dataclasses.dataclass(frozen=True)
 class Hopper:
-    """The kernels of `fp4jax.kernels.grouped_matmul`.
+    """Kernels in Pallas Mosaic GPU.
 
     Attributes:
       interpreted: whether they are interpreted, on any device.
@@ -53,7 +52,7 @@ class Hopper:
             )
         t, a, _ = x.shape
         return (
-            (self.interpreted or devices.is_whole(x))
+            (self.interpreted or partition.is_whole(jax.typeof(x).sharding.mesh))
             and x.dtype == jnp.bfloat16
             and precision is None
             and all(size % _MULTIPLE == 0 and size for size in sizes)
@@ -67,14 +66,14 @@ class Hopper:
         """Computes `fp4jax.ops.grouped_matmul.rows`."""
         from fp4jax.kernels.grouped_matmul.mosaic import Rows
 
-        n, tile = w.shape[3 - axis], self.of_rows
-        tile = _fitting(tile, n, peers=lambda tile: n // tile.n)
-        t, a, k = x.shape
+        (t, a, k), n = x.shape, w.shape[3 - axis]
+        tile = self.of_rows.dividing(n)
+        tile = _with_peers(tile, n // tile.n)
         product = Rows(
-            _written(dtype),
-            piece(a, tile.m),
-            tile,
-            self._interpreter,
+            dtype=_written(dtype),
+            piece=piece(a, tile.m),
+            tile=tile,
+            interpret=self._interpreter,
             axis=axis,
             count=groups.count,
         )
@@ -88,9 +87,15 @@ class Hopper:
         """Computes `fp4jax.ops.grouped_matmul.weights`."""
         from fp4jax.kernels.grouped_matmul.mosaic import Weights
 
-        (t, a, k), n, tile = x.shape, dy.shape[2], self.of_weights
-        tile = _fitting(tile, n, peers=lambda tile: k // tile.m)
-        product = Weights(_written(dtype), piece(a, tile.k), tile, self._interpreter)
+        (t, a, k), n = x.shape, dy.shape[2]
+        tile = self.of_weights.dividing(n)
+        tile = _with_peers(tile, k // tile.m)
+        product = Weights(
+            dtype=_written(dtype),
+            piece=piece(a, tile.k),
+            tile=tile,
+            interpret=self._interpreter,
+        )
         sums = Sums.of(groups, a, most=tile.k)
         x, dy = x.reshape(t * a, k), dy.reshape(t * a, n)
         return _operation(product)(x, dy, sums).astype(dtype)
@@ -100,11 +105,9 @@ class Hopper:
         return devices.interpreter() if self.interpreted else None
 
 
-def _fitting(tile: Tile, n: int, *, peers: Callable[[Tile], int]) -> Tile:
-    """Returns the tile, as wide, and with as many peers, as divides the result."""
-    wide = next((w for w in (tile.n, tile.n // 2) if n % w == 0), _MULTIPLE)
-    tile = dataclasses.replace(tile, n=wide)
-    return dataclasses.replace(tile, peers=math.gcd(tile.peers, peers(tile)))
+def _with_peers(tile: Tile, neighbors: int) -> Tile:
+    """Returns the tile, of as many peers as divide its neighbors along one side."""
+    return dataclasses.replace(tile, peers=math.gcd(tile.peers, neighbors))
 
 
 def _written(dtype: Any) -> Any:
