@@ -1,0 +1,86 @@
+import dataclasses
+
+import numpy as np
+import pytest
+
+from experiments import record
+from experiments.kernels.in_turn import ProcessDied
+from experiments.many_runs import command, queue
+from experiments.many_runs.command import Study
+from experiments.study import Results
+from tests.experiments.many_runs.cases import RUN, about, studies, trained
+
+
+def _study(folder, runs):
+    return Study(
+        folder=folder,
+        queue=lambda found, assumed: runs,
+        tiny=runs,
+        parts=lambda found, folder: {"rows": f"{len(found.rows)} rows"},
+    )
+
+
+@pytest.fixture
+def argv(bytes_of_two, tmp_path, monkeypatch):
+    """Flags that make rows of a study on this text, in a folder."""
+    # A mixture of bytes: what `--data` alone decides is BPE.
+    monkeypatch.setattr(command, "DataConfig", lambda source: bytes_of_two)
+    return ["--data", bytes_of_two.source, "--out", str(tmp_path), "--tiny"]
+
+
+def test_a_command_trains_what_is_missing(
+    argv, bytes_of_two, tmp_path, monkeypatch, capsys
+):
+    runs = [RUN, dataclasses.replace(RUN, seed=4, lr=1e-3)]
+    study, commit = _study(tmp_path, runs), record.git_sha()
+    monkeypatch.setattr(record, "git_sha", lambda: "dirty")  # once rows are added
+    assert command.main(study, argv) == 0
+    rows = Results(tmp_path / "results.jsonl").rows
+    assert [row["seed"] for row in rows] == [3, 4]
+    assert {row["git"] for row in rows} == {commit}
+    assert command.main(study, argv) == 0
+    other = dataclasses.replace(bytes_of_two, holdout=0.5)
+    monkeypatch.setattr(command, "DataConfig", lambda source: other)
+    assert command.main(study, argv) == 2
+    err = capsys.readouterr().err
+    assert "--data: losses on one text are compared, got 2" in err
+    assert Results(tmp_path / "results.jsonl").rows == rows
+    found = rows[0]
+    assert found["steps"] == 8 and not found["diverged"]
+    assert set(found["heldout"]["bf16"]) == {"all", "one", "two"}
+    assert "own" not in found["heldout"]  # nothing is quantized
+
+
+def test_rows_have_mean_losses_of_the_trainer(argv, bytes_of_two, corpus, tmp_path):
+    assert command.main(_study(tmp_path, [RUN]), argv) == 0
+    (row,) = Results(tmp_path / "results.jsonl").rows
+    losses = np.reshape(trained(RUN, bytes_of_two, corpus), (2, 4)).mean(1)
+    np.testing.assert_allclose(row["losses"], losses, rtol=1e-5)
+
+
+@studies
+def test_a_tiny_study_trains_and_shows(name, argv, tmp_path):
+    assert command.main(about(name), argv) == 0
+    rows = Results(tmp_path / "results.jsonl").rows
+    assert [row["policy"] for row in rows] == [run.policy for run in about(name).tiny]
+    assert set(rows[1]["heldout"]) == {"bf16", "own"}
+
+
+@pytest.mark.parametrize(
+    "flags, expected",
+    [
+        (["--only", "bf16", "ufp5"], "--only: must name policies of the study, bf16, "),
+        (["--jobs", "0"], "--jobs: must be at least 1, got 0"),
+        (["--lanes", "0"], "--lanes: must be at least 1, got 0"),
+    ],
+)
+def test_a_command_says_what_it_cannot_do(flags, expected, tmp_path, capsys):
+    about = _study(tmp_path, [RUN])
+    assert command.main(about, ["--dry", *flags]) == 2
+    assert expected in capsys.readouterr().err
+
+
+def test_a_command_that_lost_a_process_says_so(argv, tmp_path, monkeypatch):
+    died = lambda prepare, tasks, jobs: [ProcessDied("of a signal") for _ in tasks]
+    monkeypatch.setattr(queue, "in_turn", died)
+    assert command.main(_study(tmp_path, [RUN]), argv) == 1
