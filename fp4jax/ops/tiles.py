@@ -111,8 +111,7 @@ class Tiles:
 
     def positions(self, of_rows: jax.Array) -> jax.Array:
         """Returns uint32 [t, a] of uint32 [m]; 2^32 - 1 where no row is."""
-        at = of_rows.at[self.of_place]
-        return at.get(mode="fill", fill_value=_FILLING).reshape(-1, self.rows)
+        return _taken(of_rows, self.of_place, _FILLING).reshape(-1, self.rows)
 
 
 @jax.custom_vjp
@@ -125,7 +124,7 @@ def _moved(x: jax.Array, source: jax.Array, target: jax.Array) -> jax.Array:
       target: int32 [m], which row of y each of x is, by which gradients move.
     """
     del target
-    return x.at[source].get(mode="fill", fill_value=0)
+    return _taken(x, source, 0)
 
 
 def _moved_fwd(x, source, target):
@@ -138,6 +137,13 @@ def _moved_bwd(where, dy):
 
 
 _moved.defvjp(_moved_fwd, _moved_bwd)
+
+
+def _taken(x: jax.Array, source: jax.Array, otherwise: int) -> jax.Array:
+    """Returns x_{source i}, something else where there is none."""
+    if not len(x):  # from which nothing can be gathered
+        return jnp.full((source.size, *x.shape[1:]), otherwise, x.dtype)
+    return x.at[source].get(mode="fill", fill_value=otherwise)
 
 
 def _inverse(place: jax.Array, places: int) -> jax.Array:

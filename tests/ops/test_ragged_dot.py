@@ -124,6 +124,14 @@ def test_one_group_may_have_all_rows_or_none(sizes):
     check_equal_to_loop(sizes, 32, recipe=quiet(recipes.ti2d()))
 
 
+def test_there_may_be_no_rows():
+    options = (("recipe", recipes.nvfp4()),)
+    run = functools.partial(value_and_grads, ragged, sizes=(0,) * E, options=options)
+    x, w, dy = operands(0)
+    y, dx, dw, _ = jax.eval_shape(run, x, w, dy)
+    assert (y.shape, dx.shape, dw.shape) == (dy.shape, x.shape, w.shape)
+
+
 @pytest.mark.parametrize("name", ["bf16", "nvfp4", "ti2d"])
 def test_operands_in_bfloat16(name):
     check_equal_to_loop(UNEVEN, 37, recipe=quiet(RECIPES[name]), dtype=jnp.bfloat16)
