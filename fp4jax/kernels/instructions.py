@@ -33,9 +33,8 @@ class Nvidia(Portable):
 
     def nearest(self, t: jax.Array, grid: Format) -> jax.Array:
         """Returns (t + 2^23 step) - 2^23 step: float32 has no room for less."""
-        t = rounding.clamp(t, grid)
-        most = rounding.binade(t, grid) * np.float32(2.0 ** (23 - grid.mantissa_bits))
-        return (t + most) - most
+        total, most = _counted(t, grid)
+        return total - most
 
     def stochastic(self, t: jax.Array, bits: jax.Array, grid: Format) -> jax.Array:
         """Adds random bits to the float32 pattern, below the mantissa of the grid.
@@ -60,11 +59,19 @@ class Nvidia(Portable):
         return self.divide_into_one(x)
 
     def words(
-        self, values: Sequence[jax.Array], grid: Format, width: int, room: int
+        self,
+        values: Sequence[jax.Array],
+        grid: Format,
+        width: int,
+        room: int,
+        unrounded: Sequence[jax.Array] | None = None,
     ) -> list[jax.Array]:
         """Brings codes of 4 bits together before their signs to their magnitudes."""
         if room % 8 or grid.magnitude_bits != 3:
             return super().words(values, grid, width, room)
+        if unrounded is not None:
+            eights = (unrounded[i : i + 8] for i in range(0, len(unrounded), 8))
+            return [_nearest_nibbles(eight, grid) for eight in eights]
         patterns = [self._pattern(value, grid) for value in values]
         eights = (patterns[i : i + 8] for i in range(0, len(patterns), 8))
         low = 23 - grid.mantissa_bits
@@ -84,6 +91,38 @@ class Nvidia(Portable):
         """
         scaled = value * np.float32(2.0 ** (-126 - grid.emin)) + np.float32(0)
         return lax.bitcast_convert_type(scaled, jnp.uint32)
+
+
+def _counted(t: jax.Array, grid: Format) -> tuple[jax.Array, jax.Array | np.float32]:
+    """Returns a magnitude plus 2^23 steps, whose last bits count steps, and these."""
+    t = rounding.clamp(t, grid)
+    most = rounding.binade(t, grid) * np.float32(2.0 ** (23 - grid.mantissa_bits))
+    return t + most, most
+
+
+def _nearest_nibbles(ts: Sequence[jax.Array], grid: Format) -> jax.Array:
+    """Returns a word of the codes nearest to eight numbers.
+
+        code = steps + (exponent - lowest exponent) 2^M
+
+    Sums carry what is above the codes, and constants, until four codes are together.
+    """
+    last, halves = 23 - grid.mantissa_bits, []
+    lowest = 0 if grid.is_uniform else (grid.emin + last + 127) << grid.mantissa_bits
+    for first in (0, 4):
+        codes = np.uint32(-lowest * 0x1111 % 2**32)
+        for i, t in enumerate(ts[first : first + 4]):
+            total, _ = _counted(jnp.abs(t), grid)
+            code = lax.bitcast_convert_type(total, jnp.uint32)
+            code = code if grid.is_uniform else code + (code >> last)
+            codes = codes + (code << (4 * i))
+        halves.append(codes)
+    magnitudes = (halves[0] & np.uint32(0xFFFF)) | (halves[1] << 16)
+    signs = np.uint32(0)
+    for t in reversed(ts):
+        signs = (signs << 4) | (lax.bitcast_convert_type(t, jnp.uint32) >> 28)
+    highest_of_nonzero = magnitudes + np.uint32(0x77777777)
+    return magnitudes | (signs & highest_of_nonzero & np.uint32(0x88888888))
 
 
 def _nibbles(

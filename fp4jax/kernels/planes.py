@@ -30,10 +30,12 @@ class Quantized(NamedTuple):
       values: float32 members of the grid, one for each plane; zeros may have a sign,
         which `scaled` and `packed` drop.
       scales: float32 members of the scale's format, one for each block of planes.
+      unrounded: what the values are the nearest to; None where bits were drawn.
     """
 
     values: tuple[Plane, ...]
     scales: tuple[Plane, ...]
+    unrounded: tuple[Plane, ...] | None
 
 
 def quantize(
@@ -90,7 +92,8 @@ def quantize(
         else:
             magnitude = instructions.stochastic(magnitude, u, grid)
         rounded.append(exact.with_sign_of(magnitude, t))
-    return Quantized(tuple(rounded), tuple(scales))
+    unrounded = tuple(values) if uniform is None else None
+    return Quantized(tuple(rounded), tuple(scales), unrounded)
 
 
 def rotate(planes: Sequence[Plane], signs: Sequence[float | jax.Array]) -> list[Plane]:
@@ -167,7 +170,7 @@ def packed(
     """
     width = code_bits(quantizer.grid)
     how = quantizer.grid, width, bits // width
-    return instructions.words(quantized.values, *how)
+    return instructions.words(quantized.values, *how, quantized.unrounded)
 
 
 def scale_codes(

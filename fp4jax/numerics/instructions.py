@@ -29,7 +29,12 @@ class Portable:
         return exact.reciprocal(x)
 
     def words(
-        self, values: Sequence[jax.Array], grid: Format, width: int, room: int
+        self,
+        values: Sequence[jax.Array],
+        grid: Format,
+        width: int,
+        room: int,
+        unrounded: Sequence[jax.Array] | None = None,
     ) -> list[jax.Array]:
         """Returns uint32 of so many codes each, the first in the lowest bits.
 
@@ -38,7 +43,10 @@ class Portable:
           grid: the grid.
           width: bits of a code.
           room: codes of a word.
+          unrounded: numbers to which the values are the nearest; None where they are
+            not, or where that is not known.
         """
+        del unrounded
         words, codes = [], [self.code(value, grid) for value in values]
         for first in range(0, len(codes), room):
             *lower, word = codes[first : first + room]

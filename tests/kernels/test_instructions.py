@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fp4jax.kernels.instructions import Nvidia
+from fp4jax.numerics import exact
 from fp4jax.numerics.formats import E2M1, F32, GRIDS, SCALE_FORMATS, UNIFORM
 from fp4jax.numerics.instructions import PORTABLE
 
@@ -77,4 +78,21 @@ def test_words_equal_the_reference(grid):
     expected = jax.jit(lambda values: PORTABLE.words(values, grid, 4, 8))(list(values))
     assert len(found) == len(expected) == 2
     for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("grid", [E2M1, UNIFORM], ids=str)
+def test_words_of_the_nearest_equal_the_reference(grid):
+    t = magnitudes(grid)
+    t = jnp.concatenate([t, -t])
+    t = np.random.default_rng(0).permuted(np.tile(t, (16, 1)), axis=1)
+
+    @jax.jit
+    def expected(t):
+        values = exact.with_sign_of(PORTABLE.nearest(jnp.abs(t), grid), t)
+        return PORTABLE.words(list(values), grid, 4, 8)
+
+    with jax.disable_jit():
+        found = NVIDIA.words([], grid, 4, 8, list(map(jnp.asarray, t)))
+    for a, b in zip(found, expected(t), strict=True):
         np.testing.assert_array_equal(a, b)

@@ -72,6 +72,8 @@ class Task:
             across=geometry.across,
             instructions=geometry.instructions,
         )
+        if Output.OPERAND in self.outputs:  # then there are values to find codes of
+            quantized = quantized._replace(unrounded=None)
         for output, ref in zip(self.outputs, outputs, strict=True):
             self._store(output, ref, where, quantized)
 
