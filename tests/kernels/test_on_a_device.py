@@ -9,7 +9,7 @@ import pytest
 
 from fp4jax.kernels import devices
 from fp4jax.kernels.grouped_matmul import Hopper
-from fp4jax.kernels.quantize import MOSAIC
+from fp4jax.kernels.quantize import MOSAIC, Output
 from fp4jax.kernels.tile import Tile
 from fp4jax.numerics.groups import Groups
 from fp4jax.ops.grouped_matmul import scan_rows, scan_weights
@@ -42,6 +42,18 @@ def test_a_hundred_runs_give_one_result(name, axis):
 
 WITHOUT_WGMMA = devices.without_wgmma()
 UNEVEN = np.random.default_rng(0).multinomial(500, np.ones(64) / 64)
+
+
+@on_a_device
+@pytest.mark.parametrize("axis", [1, 2])
+@pytest.mark.parametrize("name", ["uniform", "ue5m3", "nvfp4-rht", "uniform-rht64"])
+def test_codes_that_are_written_alone_equal_the_reference(name, axis):
+    quantizer, shape = QUANTIZERS[name], (2, 512, 1024)
+    x = tensor(shape, jnp.bfloat16)
+    if quantizer.rotation is None:
+        x = x * jax.random.normal(jax.random.key(2), shape, jnp.bfloat16)
+        x = x.at[0, 32:64].set(0)
+    check(MOSAIC, x, quantizer, axis, (Output.CODES, Output.SCALES))
 
 
 @on_a_device
