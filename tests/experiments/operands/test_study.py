@@ -113,6 +113,15 @@ def test_goes_on_where_it_was_stopped_and_shows(tmp_path, monkeypatch, capsys):
     assert path.read_text().splitlines() == lines
 
 
+def test_rows_of_another_run_are_not_added_to(tmp_path):
+    synthetic(tmp_path)  # of a loss of 7
+    about = {"model": TINY.model, "seed": 0, "tokens": TINY.tokens}
+    row = {"section": "captures", "step": TINY.steps[0], "loss": 6.0} | about
+    study.Results(tmp_path / "results.jsonl").add(row)
+    with pytest.raises(ValueError, match="at step 1 is 7.0, got rows of 6.0"):
+        command.main(STUDY, command.Arguments(run=tmp_path, out=tmp_path, tiny=True))
+
+
 def test_nothing_is_shown_of_no_rows(tmp_path):
     with pytest.raises(ValueError, match="must have rows, got none. Measure first"):
         command.main(STUDY, command.Arguments(out=tmp_path, show_only=True))
