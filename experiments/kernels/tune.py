@@ -57,7 +57,12 @@ SHAPES: dict[Kernel, Sequence[tuple[int, int]]] = {
     "product": ((1024, 1024), (2048, 8192)),
 }
 _TERMS = 16384
-_QUANTIZERS = recipes.ufp4().fprop.x, recipes.nvfp4().wgrad.dy
+# What is timed together: an operand, one of random bits, and what is packed.
+_TIMED = (
+    (recipes.ufp4().fprop.x, (Output.OPERAND,)),
+    (recipes.nvfp4().wgrad.dy, (Output.OPERAND,)),
+    (recipes.nvfp4().wgrad.x, (Output.CODES, Output.SCALES)),
+)
 
 
 def tuned(kernels: Iterable[Kernel], time: Time) -> Sizes:
@@ -104,35 +109,39 @@ def measured(kernel: Kernel, shape: tuple[int, int], size: Any) -> float:
     try:
         if kernel == "product":
             return _product_seconds(shape, size)
-        return sum(_quantize_seconds(kernel, shape, size, q) for q in _QUANTIZERS if q)
+        return sum(_quantize_seconds(kernel, shape, size, *q) for q in _TIMED)
     except ValueError:  # more memory than a program has, or a shape without room
         return math.inf
 
 
 def _quantize_seconds(
-    kernel: Kernel, shape: tuple[int, int], width: int, quantizer: Quantizer
+    kernel: Kernel,
+    shape: tuple[int, int],
+    width: int,
+    quantizer: Quantizer | None,
+    outputs: Sequence[Output],
 ) -> float:
     from fp4jax.kernels.quantize import matrix, mosaic
     from fp4jax.kernels.quantize.task import Task, perform
 
-    assert quantizer.rotation is not None
+    assert quantizer is not None and quantizer.rotation is not None
     scalars = matrix.Scalars(
         noise=jnp.arange(4, dtype=jnp.uint32) if quantizer.is_stochastic else None,
         factor=jnp.ones(2) if quantizer.tensor_scale is not None else None,
         signs=hadamard.signs_of(quantizer.rotation, None, 0),
     )
-    of, axis = (Output.OPERAND,), 0 if kernel.endswith("columns") else 1
+    axis = 0 if kernel.endswith("columns") else 1
 
     def call(x: jax.Array) -> dict[Output, jax.Array]:
         if not kernel.startswith("triton"):
             tiles = mosaic.geometry_of(View.of(x, axis), quantizer, width=width)
-            return perform([Task(tiles, quantizer, of, scalars)], x)[0]
+            return perform([Task(tiles, quantizer, outputs, scalars)], x)[0]
         from fp4jax.kernels.quantize import triton
         from fp4jax.kernels.triton import tiles
 
         how = {"axis": axis, "period": shape[0], "width": width}
         of_runs = tiles.of_runs(shape, size=quantizer.multiple, **how)
-        return triton.quantize_matrix(x, quantizer, of_runs, of, scalars)
+        return triton.quantize_matrix(x, quantizer, of_runs, outputs, scalars)
 
     draw = jax.random.normal
     return seconds(call, [draw(key, shape, jnp.bfloat16) for key in _keys()])
