@@ -78,12 +78,19 @@ def matching(rows: Iterable[Row], **fields: Any) -> list[Row]:
 
 
 def show(readme: Path, parts: Mapping[str, str]) -> None:
-    """Writes tables into a page, each where the page names it.
+    """Writes tables into a page, each where the page names it; all of it or nothing.
 
     Raises:
       ValueError: as `filled`.
     """
-    readme.write_text(filled(readme.read_text("utf-8"), parts), "utf-8")
+    text, partial = filled(readme.read_text("utf-8"), parts), _partial(readme)
+    partial.write_text(text, "utf-8")
+    partial.replace(readme)
+
+
+def _partial(path: Path) -> Path:
+    """Returns where a file is written before it takes the place of the old one."""
+    return path.with_name(f".{path.name}")
 
 
 def filled(page: str, parts: Mapping[str, str]) -> str:
@@ -119,4 +126,5 @@ def save(figure: Figure, path: Path, *panels: Axes) -> None:
         if axes.get_legend_handles_labels()[0] and axes.get_legend() is None:
             axes.legend(frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=110)
+    figure.savefig(_partial(path), dpi=110)
+    _partial(path).replace(path)

@@ -39,7 +39,7 @@ class Found:
         Raises:
           ValueError: the file has runs on another text.
         """
-        own = read_log(path)
+        own = cls(read_log(path)).rows
         texts = {row["corpus"] for row in own} | ({corpus} if corpus else set())
         if len(texts) > 1:
             raise ValueError(

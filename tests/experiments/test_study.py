@@ -58,6 +58,20 @@ def test_rows_that_are_whole_are_not_written_again(tmp_path):
     assert path.stat().st_mtime == 0
 
 
+def test_a_page_stays_where_the_disk_is_full(tmp_path, monkeypatch):
+    page, text = tmp_path / "README.md", "# A\n<!-- t -->\n<!-- end of t -->\n"
+    page.write_text(text)
+
+    def full(path, text, encoding):
+        path.write_bytes(text[:4].encode())
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(type(page), "write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        study.show(page, {"t": "new"})
+    assert page.read_text() == text
+
+
 @pytest.mark.parametrize(
     "page", ["", "<!-- t -->\n", 2 * "<!-- t -->\n<!-- end of t -->"]
 )

@@ -20,3 +20,10 @@ def test_runs_of_studies_count_on_their_own_text(tmp_path, monkeypatch):
     assert of("none") == [1, 2] and of("none", corpus="a") == []
     with pytest.raises(ValueError, match="one text are compared, got 2"):
         of("", corpus="b")
+
+
+def test_rows_of_another_study_are_no_runs(tmp_path):
+    results = Results(tmp_path / "results.jsonl")
+    results.add({"section": "captures", "step": 100, "seed": 0})
+    with pytest.raises(ValueError, match="got one without policy, model, tokens"):
+        Found.of(results.path)
