@@ -146,6 +146,14 @@ def _train(about: Study, arguments: Arguments, out: Path) -> int:
         runs = _queue(about, arguments, found)
         runs = [run for run in runs if run not in tried and not found.row(run)]
         if not runs:
+            _say_what_waits(about, arguments, found)
             return died
         died += queue.perform_all(list(queue.tasks(runs, how)), jobs=arguments.jobs)
         tried.update(runs)
+
+
+def _say_what_waits(about: Study, arguments: Arguments, found: Found) -> None:
+    """Says how many runs need a learning rate that is not known."""
+    known = _queue(about, arguments, found)
+    if more := set(_queue(about, arguments, found, assumed=budget.RATE)) - set(known):
+        print(f"{len(more)} runs wait for learning rates, which bf16 is trained for.")

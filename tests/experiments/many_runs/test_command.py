@@ -84,3 +84,11 @@ def test_a_command_that_lost_a_process_says_so(argv, tmp_path, monkeypatch):
     died = lambda prepare, tasks, jobs: [ProcessDied("of a signal") for _ in tasks]
     monkeypatch.setattr(queue, "in_turn", died)
     assert command.main(_study(tmp_path, [RUN]), argv) == 1
+
+
+def test_a_command_says_what_waits_for_learning_rates(argv, tmp_path, capsys):
+    waits = dataclasses.replace(
+        _study(tmp_path, []), queue=lambda found, assumed: [RUN] if assumed else []
+    )
+    assert command.main(waits, argv[:-1]) == 0
+    assert "1 runs wait for learning rates" in capsys.readouterr().out
