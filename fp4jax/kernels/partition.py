@@ -1,10 +1,17 @@
 """On which devices an array lies, in names of mesh axes."""
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental.custom_partitioning import (
+    ArrayMapping,
+    CompoundFactor,
+    SdyShardingRule,
+    custom_partitioning,
+)
 from jax.sharding import AxisType, Mesh
 
 # The mesh axes over which each axis of an array is spread.
@@ -16,6 +23,73 @@ def is_whole(mesh: Any) -> bool:
     if mesh.empty:
         return jax.device_count() == 1
     return mesh.size == 1 or set(mesh.axis_types) == {AxisType.Manual}
+
+
+def partitioned(
+    function: Callable[..., Any],
+    partition: Callable[..., Any],
+    rule: Callable[..., SdyShardingRule],
+) -> Any:
+    """Returns a function as an operation that the partitioner divides.
+
+    Args:
+      function: of arrays, on one device.
+      partition: as of `custom_partitioning.def_partition`.
+      rule: likewise, `sharding_rule`.
+    """
+    operation = custom_partitioning(jax.jit(function))  # in which constants may stand
+    operation.def_partition(
+        partition=partition,
+        sharding_rule=rule,
+        decode_shardings=False,  # which fails where an axis of the mesh is split
+    )
+    return operation
+
+
+def rule_of(
+    operands: tuple[ArrayMapping, ...],
+    results: tuple[ArrayMapping, ...],
+    *,
+    sizes: Mapping[str, int],
+    inside: Sequence[str],
+) -> SdyShardingRule:
+    """Returns which axes of arguments and results go together.
+
+    Args:
+      operands: factors of the axes of each.
+      results: likewise.
+      sizes: of factors; a rule has those that are no axis of their own anywhere.
+      inside: factors along which nothing is spread.
+    """
+    used = {factor for of in (*operands, *results) for factor in of}
+    parts = {f for each in used if isinstance(each, CompoundFactor) for f in each}
+    known: Any = {f: n for f, n in sizes.items() if f in parts - used}
+    return SdyShardingRule(
+        operands, results, need_replication_factors=tuple(inside), **known
+    )
+
+
+def in_runs(
+    x: Any, mesh: Mesh, axes: tuple[tuple[str, int], ...], runs: Mapping[int, int]
+) -> tuple[Mesh, Spread]:
+    """Returns the mesh of an array and over which axes of it this is spread.
+
+    Args:
+      x: its shape and sharding.
+      mesh: as the partitioner knows it; where that is empty, one of `axes`.
+      axes: names and sizes, as of `mesh_of`.
+      runs: by axis, elements that stay together: where they would be cut, an axis is
+        not spread.
+    """
+    mesh = mesh_of(x.sharding, x.shape, axes) if mesh.empty else mesh
+    spread = spread_of(x.sharding, x.shape, mesh)
+
+    def names_of(axis: int) -> tuple[str, ...]:
+        shards = math.prod(mesh.shape[name] for name in spread[axis])
+        is_cut = x.shape[axis] % (shards * runs.get(axis, 1))
+        return () if is_cut else spread[axis]
+
+    return mesh, tuple(map(names_of, range(len(x.shape))))
 
 
 def mesh_of(

@@ -15,13 +15,12 @@ from jax.experimental.custom_partitioning import (
     ArrayMapping,
     CompoundFactor,
     SdyShardingRule,
-    custom_partitioning,
 )
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fp4jax.kernels.devices import TILE_OF_SQUARES
-from fp4jax.kernels.partition import Spread, is_whole, mesh_of, spread_of
+from fp4jax.kernels.partition import Spread, in_runs, is_whole, partitioned, rule_of
 from fp4jax.numerics import blocks
 
 # What an array has along its axes: the rows R and columns C of the matrix, those of its
@@ -96,14 +95,7 @@ def _auto(
     """Returns the operation with its rule, on a mesh of axes of names and sizes."""
 
     def partition(mesh: Mesh, args: Any, _: Any):
-        x = args[0]
-        mesh = mesh_of(x.sharding, x.shape, axes) if mesh.empty else mesh
-        spread = tuple(
-            names if n % (side * math.prod(mesh.shape[a] for a in names)) == 0 else ()
-            for n, names in zip(
-                x.shape, spread_of(x.sharding, x.shape, mesh), strict=True
-            )
-        )
+        mesh, spread = in_runs(args[0], mesh, axes, {0: side, 1: side})
         of_axes = {"r": spread[0] or None, "c": spread[1] or None}
         of_arguments, of_results = (
             tuple(
@@ -115,14 +107,9 @@ def _auto(
         local = lambda *arrays: tuple(part(spread, *arrays))
         return mesh, local, of_results, of_arguments
 
-    whole = jax.jit(lambda *arrays: tuple(part(_WHOLE, *arrays)))
-    operation = custom_partitioning(whole)  # in which constants may stand
-    operation.def_partition(
-        partition=partition,
-        decode_shardings=False,  # which fails where an axis of the mesh is split
-        sharding_rule=lambda mesh, args, _: _rule(side, args[0], arguments, results),
-    )
-    return operation
+    whole = lambda *arrays: tuple(part(_WHOLE, *arrays))
+    rule = lambda mesh, args, _: _rule(side, args[0], arguments, results)
+    return partitioned(whole, partition, rule)
 
 
 def _rule(
@@ -145,12 +132,9 @@ def _rule(
             for i, layout in enumerate(layouts)
         )
 
-    sizes: Any = {inside[name]: side for name, n in count.items() if n > 1}
-    if not any("r" in layout for layout in (*arguments, *results)):
-        sizes |= count  # no dimension of their own anywhere
-    return SdyShardingRule(
+    return rule_of(
         mappings(arguments, "a"),
         mappings(results, "b"),
-        need_replication_factors=tuple(inside.values()),
-        **sizes,
+        sizes=count | dict.fromkeys(inside.values(), side),
+        inside=[*inside.values()],
     )

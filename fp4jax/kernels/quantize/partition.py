@@ -17,12 +17,11 @@ from jax.experimental.custom_partitioning import (
     ArrayMapping,
     CompoundFactor,
     SdyShardingRule,
-    custom_partitioning,
 )
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fp4jax.kernels.partition import Spread, mesh_of, spread_of
+from fp4jax.kernels.partition import Spread, in_runs, is_whole, partitioned, rule_of
 from fp4jax.kernels.quantize.both import Both
 from fp4jax.kernels.quantize.part import Call, Scalars
 from fp4jax.numerics import Quantizer
@@ -106,15 +105,12 @@ def _first(x: jax.Array) -> Any:
 
 def quantize(call: Call | Both, x: jax.Array, scalars: Any) -> tuple[Any, ...]:
     """Quantizes an array as `call.quantize` does, on the devices where it lies."""
-    kinds = set(jax.typeof(x).sharding.mesh.axis_types)
-    if AxisType.Explicit in kinds:
+    mesh = jax.typeof(x).sharding.mesh
+    if AxisType.Explicit in mesh.axis_types:
         return _explicit(call, x, scalars)
-    # Inside of `jax.shard_map`, or alone, a device has the whole.
-    is_whole = kinds == {AxisType.Manual} or jax.device_count() == 1
-    if is_whole or not call.backend.is_divisible:
+    if is_whole(mesh) or not call.backend.is_divisible:
         return call.quantize(x, scalars)
     leaves, structure = jax.tree.flatten(scalars)
-    mesh = jax.typeof(x).sharding.mesh
     return _auto(call, structure, mesh.shape_tuple)(x, *leaves)
 
 
@@ -154,9 +150,7 @@ def _auto(call: Call | Both, structure: Any, axes: tuple[tuple[str, int], ...]) 
     def partition(mesh: Mesh, args: Any, results: Any):
         scalars = jax.tree.unflatten(structure, args[1:])
         x = args[0]
-        mesh = mesh_of(x.sharding, x.shape, axes) if mesh.empty else mesh
-        spread = spread_of(x.sharding, x.shape, mesh)
-        spread = _whole(call, x.shape, spread, mesh)
+        mesh, spread = in_runs(x, mesh, axes, call.runs)
         of_x = NamedSharding(mesh, P(*(names or None for names in spread)))
         of_rest, of_scalars = _beside(call, scalars, of_x.spec)
 
@@ -174,15 +168,10 @@ def _auto(call: Call | Both, structure: Any, axes: tuple[tuple[str, int], ...]) 
     def whole(x: jax.Array, *leaves: jax.Array) -> tuple[Any, ...]:
         return call.quantize(x, jax.tree.unflatten(structure, leaves))
 
-    operation = custom_partitioning(jax.jit(whole))  # in which constants may stand
-    operation.def_partition(
-        partition=partition,
-        decode_shardings=False,  # which fails where an axis of the mesh is split
-        sharding_rule=lambda mesh, args, results: _rule(
-            call, jax.tree.unflatten(structure, args[1:]), args, results
-        ),
-    )
-    return operation
+    def rule(mesh: Mesh, args: Any, results: Any) -> SdyShardingRule:
+        return _rule(call, jax.tree.unflatten(structure, args[1:]), args, results)
+
+    return partitioned(whole, partition, rule)
 
 
 def _beside(call: Call | Both, scalars: Any, spec: P) -> tuple[P, Any]:
@@ -252,14 +241,8 @@ def _rule(call: Call | Both, scalars: Any, args: Any, results: Any) -> SdyShardi
         mapping(of) if alike[j] else replicated(of, f"r{j}n")
         for j, of in enumerate(results)
     )
-    # Sizes are those of factors that are no dimension of their own anywhere.
-    used = {f for of in (*operands, *found) for f in of}
-    parts = {f for each in used if isinstance(each, CompoundFactor) for f in each}
-    sizes: Any = {f"d{i}": n for i, n in runs.items()} | inside
-    sizes = {f: n for f, n in sizes.items() if f in parts - used}
-    return SdyShardingRule(
-        operands, found, need_replication_factors=tuple(inside), **sizes
-    )
+    sizes = {f"d{i}": n for i, n in runs.items()} | inside
+    return rule_of(operands, found, sizes=sizes, inside=list(inside))
 
 
 def _spread(spec: P, ndim: int) -> Spread:
@@ -269,21 +252,3 @@ def _spread(spec: P, ndim: int) -> Spread:
         for axis in spec
     ]
     return (*names, *((),) * (ndim - len(names)))
-
-
-def _is_whole(
-    call: Call | Both, shape: tuple[int, ...], spread: Spread, mesh: Any, axis: int
-) -> bool:
-    """Returns whether every device has whole runs, or squares, along an axis."""
-    shards = math.prod(mesh.shape[name] for name in spread[axis])
-    return shape[axis] % (shards * call.runs.get(axis, 1)) == 0
-
-
-def _whole(
-    call: Call | Both, shape: tuple[int, ...], spread: Spread, mesh: Any
-) -> Spread:
-    """Returns how an array may be spread: where runs would be cut, not."""
-    return tuple(
-        names if _is_whole(call, shape, spread, mesh, axis) else ()
-        for axis, names in enumerate(spread)
-    )
