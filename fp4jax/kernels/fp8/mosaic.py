@@ -1,5 +1,6 @@
 """Square blocks for FP8 tensor cores on NVIDIA GPUs, in Pallas Mosaic GPU."""
 
+import itertools
 from typing import Any
 
 import jax
@@ -60,17 +61,13 @@ def encode(
         of_rows, of_columns = (
             scale * geometry.load_blocks(powers_ref.at[(i, *where)]) for i in (0, 1)
         )
+        words = lambda values, factor: geometry.words(
+            [planes.scaled(value, factor) for value in values]
+        )
         patch = geometry.patch(quantized.values)
-        rows = [
-            geometry.words([planes.scaled(v, of_rows) for v in row]) for row in patch
-        ]
-        geometry.store_rows(out_ref, where, rows)
-        columns = [
-            word
-            for column in zip(*patch, strict=True)
-            for word in geometry.words([planes.scaled(v, of_columns) for v in column])
-        ]
-        geometry.store_columns(transposed_ref, where, columns)
+        geometry.store_rows(out_ref, where, [words(row, of_rows) for row in patch])
+        columns = [words(column, of_columns) for column in zip(*patch, strict=True)]
+        geometry.store_columns(transposed_ref, where, [*itertools.chain(*columns)])
 
     arrays = [] if noise is None else [noise]
     rows, columns = geometry.run(

@@ -79,18 +79,8 @@ class Program:
         return kernel(*inputs)
 
     def _kernel(self, work: Work, *refs: Any) -> None:
-        tile = self.tile
-        emptied = plgpu.Barrier
-        if tile.peers > 1:
-            emptied = functools.partial(plgpu.ClusterBarrier, collective_axes=("peer",))
-        box = ROWS, _LINE // jnp.dtype(self.dtype).itemsize
-        tiles = [
-            plgpu.SMEM((tile.stages, *s), jnp.bfloat16, transforms=_swizzled(s, 2))
-            for s in work.loaded
-        ]
-
-        def scope(a, b, boxes, full, of_short, empty):
-            ring = Ring(a, b, full, of_short, empty, tile, work.shared)
+        def scope(boxes, *of_ring):
+            ring = Ring(*of_ring, tile=self.tile, shared=work.shared)
             warpgroup = lax.axis_index("warpgroup")
 
             @pl.when(warpgroup == WARPGROUPS)
@@ -105,21 +95,31 @@ class Program:
                 ring.free(_each(work.number(*refs), work.multiply, *of))
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
-        pl.run_scoped(
-            scope,
-            *tiles,
-            plgpu.SMEM(
-                (WARPGROUPS, 2, *box),
-                self.dtype,
-                transforms=_swizzled(box, jnp.dtype(self.dtype).itemsize),
+        memory = self._boxes(), *self._ring(work)
+        pl.run_scoped(scope, *memory, collective_axes="warpgroup")
+
+    def _boxes(self) -> Any:
+        """Returns the shared memory of results on their way, two for each warpgroup."""
+        size = jnp.dtype(self.dtype).itemsize
+        box = ROWS, _LINE // size
+        shape = WARPGROUPS, 2, *box
+        return plgpu.SMEM(shape, self.dtype, transforms=_swizzled(box, size))
+
+    def _ring(self, work: Work) -> list[Any]:
+        """Returns the shared memory and the barriers of a ring."""
+        tile, emptied = self.tile, plgpu.Barrier
+        if tile.peers > 1:
+            emptied = functools.partial(plgpu.ClusterBarrier, collective_axes=("peer",))
+        pieces = 2 * tile.k // self.piece
+        return [
+            *(
+                plgpu.SMEM((tile.stages, *s), jnp.bfloat16, transforms=_swizzled(s, 2))
+                for s in work.loaded
             ),
             plgpu.Barrier(num_arrivals=2, num_barriers=tile.stages),
-            plgpu.Barrier(
-                num_arrivals=2 * tile.k // self.piece, num_barriers=tile.stages
-            ),
+            plgpu.Barrier(num_arrivals=pieces, num_barriers=tile.stages),
             emptied(num_arrivals=WARPGROUPS, num_barriers=tile.stages),
-            collective_axes="warpgroup",
-        )
+        ]
 
     def _write(self, found: jax.Array, boxes: Any, places: Callable[..., Any]) -> None:
         """Writes the sums of a warpgroup box by box, one while the last is sent."""
