@@ -52,16 +52,15 @@ def quantize(
     """Rotates, scales and rounds the planes of whole runs.
 
     Args:
-      planes: equal arrays, whole blocks of them.
+      planes: float32 arrays of one shape, whole blocks of them.
       quantizer: of nearest or stochastic rounding, without candidates.
       size: planes of a block.
       signs: of the rotation: +1 and -1 where they are known, otherwise scalars.
-      factor: of two levels, s_enc and 1 / s_enc, float32 scalars.
+      factor: of two levels, s_enc and 1 / s_enc, float32 scalars or planes.
       uniform: maps i to the random bits of planes 2i and 2i + 1.
       across: maps the amaxes of planes to those of blocks that lie in several threads.
       instructions: that round.
     """
-    planes = [plane.astype(jnp.float32) for plane in planes]
     norm = np.float32(1)
     if signs is not None:
         planes, norm = _rotated(planes, signs)

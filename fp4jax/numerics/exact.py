@@ -67,6 +67,11 @@ def pow2(exponent: jax.Array) -> jax.Array:
     return float_of((exponent + 127) << 23)
 
 
+def exponent_of(x: jax.Array) -> jax.Array:
+    """Returns floor(log2 x) of a normal float32 > 0, int32."""
+    return (bits_of(x) >> 23) - 127
+
+
 def cast(x: jax.Array, dtype: jax.typing.DTypeLike) -> jax.Array:
     """Casts to float32 or bfloat16, sure to round.
 

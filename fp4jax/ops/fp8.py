@@ -59,7 +59,7 @@ def scaled(operand: Operand, quantizer: Quantizer) -> Scaled:
     split = operand.decoded()
     tiling, grid = split.tiling, quantizer.grid
     axis = split.axis + sum(other < split.axis for other in tiling.sizes)
-    exponent = (exact.bits_of(split.scale) >> 23) - 127
+    exponent = exact.exponent_of(split.scale)
     is_zero = jnp.all(split.values == 0, axis=tiling.inside, keepdims=True)
     highest = jnp.max(
         jnp.where(is_zero, LOWEST, exponent),

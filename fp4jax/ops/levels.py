@@ -54,14 +54,20 @@ def levels(backend: Mosaic, x: jax.Array, quantizer: Quantizer) -> Levels:
 
 def of_scales(scale: jax.Array, is_zero: jax.Array) -> Levels:
     """Returns those of blocks that have scales, powers of two, and may be zero."""
-    exponent = (exact.bits_of(scale) >> 23) - 127
-    return Levels(exponent, is_zero, jnp.all(jnp.isfinite(scale)))
+    return Levels(exact.exponent_of(scale), is_zero, jnp.all(jnp.isfinite(scale)))
 
 
-def balance(a: Levels, b: Levels, grids: Sequence[Format]):
+def balance(
+    a: Levels, b: Levels, grids: Sequence[Format]
+) -> tuple[jax.Array, jax.Array]:
     """Returns the power of two for a, whose inverse is for b, and whether both fit so.
 
     What they are multiplied by then cancels in products.
+
+    Args:
+      a: of a matrix.
+      b: of what it is multiplied by.
+      grids: of the elements of both.
     """
     (low, high), (low_b, high_b) = (
         x.room(grid) for x, grid in zip((a, b), grids, strict=True)

@@ -29,6 +29,13 @@ def test_cast_there_and_back_rounds():
     np.testing.assert_array_equal(there_and_back(x), expected)
 
 
+def test_exponents_of_powers_of_two_are_known():
+    exponents = jnp.arange(-126, 128, dtype=jnp.int32)
+    powers = exact.pow2(exponents)
+    np.testing.assert_array_equal(exact.exponent_of(powers), exponents)
+    np.testing.assert_array_equal(exact.exponent_of(powers * 1.5), exponents)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_cast_to_its_own_dtype_is_the_identity(dtype):
     x = jnp.asarray([1.2345, -jnp.inf, 1e-40, jnp.nan], dtype)
