@@ -226,10 +226,9 @@ def read_log(path: Path) -> list[Row]:
 
 
 def _rewrite(path: Path, rows: Iterable[Row]) -> None:
-    partial = path.with_name(f".{path.name}")
-    with open(partial, "w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, allow_nan=False) + "\n" for row in rows)
-    partial.replace(path)
+    text = "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows)
+    with record.whole(path) as partial:
+        partial.write_text(text, encoding="utf-8")
 
 
 def number(value: float | None) -> float:

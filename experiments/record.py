@@ -1,9 +1,11 @@
 """What a run writes down before its first step: its configuration and its setting."""
 
+import contextlib
 import dataclasses
 import json
 import platform
 import subprocess
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -93,11 +95,10 @@ def create(folder: Path, description: dict[str, Any]) -> None:
       ValueError: the folder cannot be made, or JSON lacks a value.
     """
     text = _text(description)
-    partial = folder / ".config.json"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(folder / "config.json")
+        with whole(folder / "config.json") as partial:
+            partial.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ValueError(
             f"--out: must be a folder that can be made, got {str(folder)!r}: {error}."
@@ -106,8 +107,15 @@ def create(folder: Path, description: dict[str, Any]) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Writes a value whole, for people and programs; null for NaN and infinities."""
+    with whole(path) as partial:
+        partial.write_text(_text(nulls_for_nan(value)), encoding="utf-8")
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Gives where to write a file that then takes the place of an old one at once."""
     partial = path.with_name(f".{path.name}")
-    partial.write_text(_text(nulls_for_nan(value)), encoding="utf-8")
+    yield partial
     partial.replace(path)
 
 

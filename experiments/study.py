@@ -83,14 +83,9 @@ def show(readme: Path, parts: Mapping[str, str]) -> None:
     Raises:
       ValueError: as `filled`.
     """
-    text, partial = filled(readme.read_text("utf-8"), parts), _partial(readme)
-    partial.write_text(text, "utf-8")
-    partial.replace(readme)
-
-
-def _partial(path: Path) -> Path:
-    """Returns where a file is written before it takes the place of the old one."""
-    return path.with_name(f".{path.name}")
+    text = filled(readme.read_text("utf-8"), parts)
+    with record.whole(readme) as partial:
+        partial.write_text(text, "utf-8")
 
 
 def filled(page: str, parts: Mapping[str, str]) -> str:
@@ -126,5 +121,5 @@ def save(figure: Figure, path: Path, *panels: Axes) -> None:
         if axes.get_legend_handles_labels()[0] and axes.get_legend() is None:
             axes.legend(frameon=False)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(_partial(path), dpi=110)
-    _partial(path).replace(path)
+    with record.whole(path) as partial:
+        figure.savefig(partial, dpi=110)
