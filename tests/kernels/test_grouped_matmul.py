@@ -1,11 +1,11 @@
-"""Runs of grouped products: every row once, whole ones first."""
+"""Segments of grouped products: every row once, whole ones first."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fp4jax.kernels.grouped_matmul.runs import Runs, Sums, piece
+from fp4jax.kernels.grouped_matmul.segments import Segments, Sums, piece
 from fp4jax.numerics.groups import Groups
 
 COUNT = 3
@@ -22,16 +22,17 @@ def groups_of(name):
     return Groups(jnp.array(ORDERS[name], jnp.int32), COUNT)
 
 
-runs_of, sums_of = (
-    jax.jit(f.of, static_argnames=("rows", "most")) for f in (Runs, Sums)
+segments_of, sums_of = (
+    jax.jit(f.of, static_argnames=("rows", "most")) for f in (Segments, Sums)
 )
 
 
 @pytest.mark.parametrize("rows, most", [(16, 64), (32, 64), (48, 64), (128, 64)])
 @pytest.mark.parametrize("name", ORDERS)
-def test_runs_are_rows_of_one_group_that_follow_each_other(name, rows, most):
+def test_segments_are_rows_of_one_group_that_follow_each_other(name, rows, most):
     groups = groups_of(name)
-    first, size, group, number = map(np.asarray, runs_of(groups, rows=rows, most=most))
+    found = segments_of(groups, rows=rows, most=most)
+    first, size, group, number = map(np.asarray, found)
     used = slice(int(number[0]))
     expected = np.repeat(groups.of, rows)
     np.testing.assert_array_equal(np.repeat(group[used], size[used]), expected)
@@ -39,20 +40,20 @@ def test_runs_are_rows_of_one_group_that_follow_each_other(name, rows, most):
     np.testing.assert_array_equal(first[used], ends - size[used])
     assert (size[used] > 0).all() and (size <= most).all()
     assert (size % piece(rows, most) == 0).all()
-    # Only the end of a group ends a run early.
+    # Only the end of a group ends a segment early.
     followed = group[used][:-1] == group[used][1:]
     assert (size[used][:-1][followed] == most).all()
     assert (size[number[0] :] == 0).all() and (group[number[0] :] == COUNT).all()
 
 
 @pytest.mark.parametrize("name", ORDERS)
-def test_sums_have_the_runs_of_each_group_long_ones_first(name):
+def test_sums_have_the_segments_of_each_group_long_ones_first(name):
     groups, rows, most = groups_of(name), 16, 64
     first, size, bounds = map(np.asarray, sums_of(groups, rows=rows, most=most))
     for i in range(COUNT):
         start, short, end = bounds[2 * i : 2 * i + 3]
         assert (size[start:short] == most).all() and (size[short:end] < most).all()
-        of_runs = [np.arange(*pair) for pair in zip(first, first + size, strict=True)]
-        found = np.concatenate([[], *of_runs[start:end]])
+        rows_of = [np.arange(*pair) for pair in zip(first, first + size, strict=True)]
+        found = np.concatenate([[], *rows_of[start:end]])
         expected = np.flatnonzero(np.repeat(groups.of, rows) == i)
         np.testing.assert_array_equal(np.sort(found), expected)

@@ -15,7 +15,7 @@ from jax.custom_batching import sequential_vmap
 
 from fp4jax.kernels import devices, partition
 from fp4jax.kernels.choice import Products
-from fp4jax.kernels.grouped_matmul.runs import Runs, Sums, piece
+from fp4jax.kernels.grouped_matmul.segments import Segments, Sums, piece
 from fp4jax.kernels.tile import Tile
 from fp4jax.numerics.groups import Groups
 
@@ -77,8 +77,8 @@ class Hopper:
             axis=axis,
             count=groups.count,
         )
-        runs = Runs.of(groups, a, most=tile.m)
-        y = _operation(product)(x.reshape(t * a, k), w, runs)
+        segments = Segments.of(groups, a, most=tile.m)
+        y = _operation(product)(x.reshape(t * a, k), w, segments)
         return y.reshape(t, a, n).astype(dtype)
 
     def weights(

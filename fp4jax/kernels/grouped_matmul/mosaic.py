@@ -10,7 +10,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from fp4jax.kernels.grouped_matmul.program import Program, Work, own_rows
-from fp4jax.kernels.grouped_matmul.runs import Runs, Sums
+from fp4jax.kernels.grouped_matmul.segments import Segments, Sums
 from fp4jax.kernels.tile import ROWS
 
 
@@ -26,25 +26,25 @@ class Rows(Program):
     axis: int
     count: int
 
-    def __call__(self, x: jax.Array, w: jax.Array, runs: Runs) -> jax.Array:
+    def __call__(self, x: jax.Array, w: jax.Array, segments: Segments) -> jax.Array:
         """Returns [m, n].
 
         Args:
           x: bfloat16 [m, k].
           w: bfloat16 [e, k, n] or [e, n, k].
-          runs: of rows, of at most those of a tile.
+          segments: of rows, of at most those of a tile.
         """
         tile = self.tile
         work = Work(
             shape=(len(x), w.shape[3 - self.axis]),
             loaded=((tile.m, tile.k), self._cut(tile.k, tile.n)),
             shared=0,
-            most=self._results(len(runs.first), w),
+            most=self._results(len(segments.first), w),
             number=self._number,
             load=self._load,
             multiply=self._multiply,
         )
-        return self._call(work, x, w, *runs)
+        return self._call(work, x, w, *segments)
 
     def _cut(self, of_k: Any, of_n: Any) -> tuple[Any, Any]:
         return (of_k, of_n) if self.axis == 1 else (of_n, of_k)
@@ -53,15 +53,15 @@ class Rows(Program):
         *_, w, _, _, _, number, _ = refs
         return self._results(number[0], w)
 
-    def _results(self, runs: Any, w: Any) -> Any:
-        strips = (runs + (self.tile.snake - 1)) // self.tile.snake
+    def _results(self, segments: Any, w: Any) -> Any:
+        strips = (segments + (self.tile.snake - 1)) // self.tile.snake
         return strips * self.tile.snake * self._columns(w)
 
     def _columns(self, w: Any) -> int:
         return w.shape[3 - self.axis] // (self.tile.n * self.tile.peers)
 
     def _at(self, i: Any, w: Any) -> tuple[Any, Any]:
-        """Returns the run and the first column of a result: in strips of runs."""
+        """Returns the segment and first column of a result: in strips of segments."""
         wide = self.tile.snake
         strip = lax.div(i, wide * self._columns(w))
         rest = lax.rem(i, wide * self._columns(w))
@@ -69,19 +69,22 @@ class Rows(Program):
         column = pl.multiple_of(column * self.tile.n, self.tile.n)
         return strip * wide + lax.rem(rest, wide), column
 
-    def _of(self, run: Any, x: Any, runs: Runs) -> tuple[Any, Any, Any, Any]:
+    def _of(
+        self, segment: Any, x: Any, segments: Segments
+    ) -> tuple[Any, Any, Any, Any]:
         """Returns steps along k, first row, rows and group; no rows beyond the last."""
-        last = runs.number[0] - 1
-        at = lax.min(run, last)
-        group, rows = runs.group[at], jnp.where(run > last, 0, runs.rows[at])
+        last = segments.number[0] - 1
+        at = lax.min(segment, last)
+        group = segments.group[at]
+        rows = jnp.where(segment > last, 0, segments.rows[at])
         some = (rows > 0) & (group < self.count)  # zeros where rows have no group
         steps = jnp.where(some, x.shape[1] // self.tile.k, 0)
-        return steps, pl.multiple_of(runs.first[at], self.piece), rows, group
+        return steps, pl.multiple_of(segments.first[at], self.piece), rows, group
 
     def _load(self, step, i, ring, x, w, *refs):
-        runs, tile = Runs(*refs[:4]), self.tile
-        run, column = self._at(i, w)
-        steps, first, _, group = self._of(run, x, runs)
+        segments, tile = Segments(*refs[:4]), self.tile
+        segment, column = self._at(i, w)
+        steps, first, _, group = self._of(segment, x, segments)
 
         def load(s, _):
             k = pl.ds(pl.multiple_of(s * tile.k, tile.k), tile.k)
@@ -93,9 +96,9 @@ class Rows(Program):
         return step + steps
 
     def _multiply(self, step, i, ring, boxes, x, w, *refs):
-        runs, out = Runs(*refs[:4]), refs[4]
-        run, column = self._at(i, w)
-        steps, first, rows, _ = self._of(run, x, runs)
+        segments, out = Segments(*refs[:4]), refs[4]
+        segment, column = self._at(i, w)
+        steps, first, rows, _ = self._of(segment, x, segments)
         own = own_rows()
         rows = rows - own
 
@@ -178,7 +181,7 @@ class Weights(Program):
             ring.load(step + s, [(slice(None), parts(first[start + s], tile.k))])
 
         def short(s, _):
-            # Zeros beyond the array stand for rows that the run does not have.
+            # Zeros beyond the array stand for rows that the segment does not have.
             at, size = first[start + s], rows[start + s]
             pieces = [
                 (pl.ds(j, self.piece), jnp.where(j < size, at + j, x.shape[0]))

@@ -141,7 +141,7 @@ class Ring(NamedTuple):
       a: of the first operand, [stages, ...].
       b: of the second one.
       full: barriers at which tiles have come.
-      of_short: those at which their pieces have, of short runs.
+      of_short: those at which their pieces have, of short segments.
       empty: those at which it has been multiplied.
       tile: of a program.
       shared: which of the two all peers of a cluster load together.

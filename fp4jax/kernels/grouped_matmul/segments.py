@@ -1,4 +1,4 @@
-"""Runs: neighboring rows of one group, that a kernel loads and multiplies at once."""
+"""Segments: neighboring rows of one group, which a kernel multiplies at once."""
 
 import math
 from typing import NamedTuple
@@ -10,17 +10,17 @@ from jax import lax
 from fp4jax.numerics.groups import Groups
 
 
-class Runs(NamedTuple):
-    """Which rows of [t a, k] are of one group, at most so many in a run.
+class Segments(NamedTuple):
+    """Which rows of [t a, k] are of one group, at most so many in a segment.
 
-    Runs follow each other as their rows do. There is room for as many as any groups of
+    They follow each other as their rows do. There is room for as many as any groups of
     tiles may need; those beyond `number` have no rows.
 
     Attributes:
       first: int32 [r], the first row of each.
       rows: int32 [r], how many it has.
       group: int32 [r], the group of its rows; `count` of none.
-      number: int32 [1], of runs.
+      number: int32 [1], of segments.
     """
 
     first: jax.Array
@@ -29,20 +29,20 @@ class Runs(NamedTuple):
     number: jax.Array
 
     @classmethod
-    def of(cls, groups: Groups, rows: int, *, most: int) -> "Runs":
+    def of(cls, groups: Groups, rows: int, *, most: int) -> "Segments":
         """Returns those of groups of tiles, in whatever order.
 
         Args:
           groups: of tiles.
           rows: of a tile, a.
-          most: rows of a run; a multiple of `piece(rows, most)`.
+          most: rows of a segment; a multiple of `piece(rows, most)`.
         """
         assert groups.of is not None
         size = piece(rows, most)
         of = jnp.repeat(groups.of, rows // size)
         number, at = len(of), jnp.arange(len(of), dtype=jnp.int32)
         differs = jnp.append(True, of[1:] != of[:-1])
-        # Where the group changes, then where a run is full.
+        # Where the group changes, then where a segment is full.
         changes = jnp.sort(jnp.where(differs, at, number))
         change = _search(changes, at, side="right") - 1
         starts = (at - changes[change]) % (most // size) == 0
@@ -57,12 +57,12 @@ class Runs(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """The runs of each group, those of the most rows before others.
+    """The segments of each group, those of the most rows before others.
 
     Attributes:
-      first: int32 [r], as of `Runs`.
+      first: int32 [r], as of `Segments`.
       rows: int32 [r], likewise.
-      bounds: int32 [2 e + 1], where the longest runs of each group begin, and its
+      bounds: int32 [2 e + 1], where the longest segments of each group begin, and its
         others.
     """
 
@@ -72,10 +72,10 @@ class Sums(NamedTuple):
 
     @classmethod
     def of(cls, groups: Groups, rows: int, *, most: int) -> "Sums":
-        """Returns those of groups of tiles, as `Runs.of` does."""
-        runs = Runs.of(groups, rows, most=most)
-        kind = 2 * runs.group + (runs.rows < most).astype(jnp.int32)
-        kind, first, rows_of = lax.sort((kind, runs.first, runs.rows), num_keys=1)
+        """Returns those of groups of tiles, as `Segments.of` does."""
+        found = Segments.of(groups, rows, most=most)
+        kind = 2 * found.group + (found.rows < most).astype(jnp.int32)
+        kind, first, rows_of = lax.sort((kind, found.first, found.rows), num_keys=1)
         kinds = jnp.arange(2 * groups.count + 1, dtype=jnp.int32)
         return cls(first, rows_of, _search(kind, kinds, side="left"))
 
