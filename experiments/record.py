@@ -5,7 +5,7 @@ import dataclasses
 import json
 import platform
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -112,7 +112,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 @contextlib.contextmanager
-def whole(path: Path) -> Iterator[Path]:
+def whole(path: Path) -> Generator[Path, None, None]:
     """Gives where to write a file that then takes the place of an old one at once."""
     partial = path.with_name(f".{path.name}")
     yield partial
