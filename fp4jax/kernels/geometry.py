@@ -22,6 +22,7 @@ from fp4jax.kernels.instructions import Nvidia
 from fp4jax.kernels.planes import Plane
 from fp4jax.numerics import random_bits
 from fp4jax.numerics.instructions import PORTABLE, Portable
+from fp4jax.numerics.manual import varying_as
 
 Where = tuple[Any, Any]  # row and column of a program in the grid
 
@@ -37,7 +38,7 @@ def launch(
       programs: how many.
       **how: `out_type` and `interpret`, as `plgpu.kernel` takes them.
     """
-    return plgpu.kernel(
+    found = plgpu.kernel(
         kernel,
         grid=(programs,),
         grid_names=("program",),
@@ -48,6 +49,7 @@ def launch(
         ),
         **how,
     )(*arrays)
+    return varying_as(found, *arrays)  # which a kernel does not say of itself
 
 
 @dataclasses.dataclass(frozen=True)

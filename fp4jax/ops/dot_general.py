@@ -8,13 +8,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from fp4jax.numerics import Site
+from fp4jax.numerics.manual import varying_as
 from fp4jax.ops import encoded
-from fp4jax.ops.arguments import (
-    check_held,
-    check_none,
-    check_operands,
-    check_recipe,
-)
+from fp4jax.ops.arguments import check_held, check_none, check_operands, check_recipe
 from fp4jax.ops.dims import DimensionNumbers, Dims
 from fp4jax.ops.gather import Gather
 from fp4jax.ops.gemms import NO_AMAXES, Gemms
@@ -54,7 +50,9 @@ def dot_general(
 
     Works under jit, vmap, scan, remat and reverse-mode differentiation of first order;
     forward mode (`jax.jvp`) is not defined. Under `jax.vmap` an unbatched key gives
-    every lane the same noise, and every lane has its own amax.
+    every lane the same noise, and every lane has its own amax. Inside of
+    `jax.shard_map` a device's parts are operands of their own, noise included; the
+    gradient of one that devices share is their sum.
 
     Args:
       lhs: float32, bfloat16 or float16 array, x unless `weight` is "lhs".
@@ -143,6 +141,7 @@ def dot_general(
             f"compute='native', got precision={precision}, out_sharding="
             f"{out_sharding}."
         )
+    lhs, rhs = varying_as((lhs, rhs), key, held, packed, packed_w)
     dims = Dims.of(dimension_numbers)
     lhs, rhs = dims.canonical_lhs(lhs), dims.canonical_rhs(rhs)
     gemms = Gemms(

@@ -9,6 +9,7 @@ from jax import lax
 
 from fp4jax.numerics import Site
 from fp4jax.numerics.groups import Groups
+from fp4jax.numerics.manual import varying_as
 from fp4jax.ops.arguments import check_held, check_operands, check_recipe
 from fp4jax.ops.gather import Gather
 from fp4jax.ops.gemms import COMPUTE, NO_AMAXES
@@ -81,6 +82,7 @@ def grouped_dot(
     check_held(recipe, held, step, caller=caller, groups=groups.count)
     _check_packed(packed, recipe)
     _check_packed_w(packed_w, recipe)
+    x, w = varying_as((x, w), groups, key, positions, held, packed, packed_w)
     gemms = GroupedGemms(
         recipe, 1, "rhs", precision, out.dtype, None, jax.typeof(x), jax.typeof(w)
     )

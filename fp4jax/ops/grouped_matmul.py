@@ -10,6 +10,7 @@ from jax import lax
 
 from fp4jax.kernels.choice import Products, chosen
 from fp4jax.numerics.groups import Groups
+from fp4jax.numerics.manual import varying_as
 
 _dot = functools.partial(lax.dot_general, preferred_element_type=jnp.float32)
 
@@ -66,6 +67,8 @@ def scan_rows(
     x: jax.Array, w: jax.Array, groups: Groups, *, axis: int, precision: Any
 ) -> jax.Array:
     """Computes `rows` tile by tile."""
+    shape = x.shape[1], w.shape[3 - axis]
+    zeros = varying_as(jnp.zeros(shape, jnp.float32), x, w, groups.of)
 
     def multiply(x: jax.Array, i: jax.Array) -> jax.Array:
         w_i = lax.dynamic_index_in_dim(w, i, keepdims=False)
@@ -73,8 +76,7 @@ def scan_rows(
 
     def tile(_, tile):
         x, i = tile
-        zeros = lambda x, i: jnp.zeros((x.shape[0], w.shape[3 - axis]), jnp.float32)
-        return None, lax.cond(i < groups.count, multiply, zeros, x, i)
+        return None, lax.cond(i < groups.count, multiply, lambda *_: zeros, x, i)
 
     return lax.scan(tile, None, (x, groups.of))[1]
 
@@ -92,6 +94,7 @@ def scan_weights(
         return lax.cond(tile[2] < groups.count, add, keep, dw, *tile), None
 
     zeros = jnp.zeros((groups.count, x.shape[2], dy.shape[2]), jnp.float32)
+    zeros = varying_as(zeros, x, dy, groups.of)
     return lax.scan(tile, zeros, (x, dy, groups.of))[0]
 
 

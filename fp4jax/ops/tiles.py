@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fp4jax.numerics.groups import Groups
+from fp4jax.numerics.manual import varying_as
 from fp4jax.ops.noise import token_multiple
 from fp4jax.recipes import Recipe
 
@@ -102,12 +103,13 @@ class Tiles:
 
     def lay_out(self, x: jax.Array) -> jax.Array:
         """Lays rows [m, ...] out in tiles [t, a, ...], zeros between them."""
-        tiles = _moved(x, self.of_place, self.of_row)
+        tiles = _moved(*varying_as((x, self.of_place, self.of_row)))
         return tiles.reshape(-1, self.rows, *x.shape[1:])
 
     def rows_of(self, y: jax.Array) -> jax.Array:
         """Returns the rows [m, ...] of tiles [t, a, ...]; zeros of rows without one."""
-        return _moved(y.reshape(-1, *y.shape[2:]), self.of_row, self.of_place)
+        y = y.reshape(-1, *y.shape[2:])
+        return _moved(*varying_as((y, self.of_row, self.of_place)))
 
     def positions(self, of_rows: jax.Array) -> jax.Array:
         """Returns uint32 [t, a] of uint32 [m]; 2^32 - 1 where no row is."""

@@ -17,6 +17,7 @@ from jax.experimental import pallas as pl
 
 from fp4jax.kernels import devices
 from fp4jax.kernels.tile import ROWS, WARPGROUPS, Tile
+from fp4jax.numerics.manual import varying_as
 
 _LINE = 128  # bytes of shared memory in which rows are swizzled
 _LOADING, _MULTIPLYING = 40, 232  # registers of a thread
@@ -76,7 +77,7 @@ class Program:
             compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
             interpret=self.interpret,
         )
-        return kernel(*inputs)
+        return varying_as(kernel(*inputs), *inputs)
 
     def _kernel(self, work: Work, *refs: Any) -> None:
         def scope(boxes, *of_ring):

@@ -29,6 +29,7 @@ from fp4jax.kernels.scaled_matmul.fragments import (
 from fp4jax.kernels.tile import CHUNK, ROWS, WARPGROUPS, Tile
 from fp4jax.numerics import F32
 from fp4jax.numerics.formats import Format
+from fp4jax.numerics.manual import varying_as
 
 _LINE = 128  # bytes of shared memory in which rows are swizzled
 _BOX = 64  # rows and columns of the result that are written at once
@@ -86,7 +87,8 @@ class Product:
             compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
             interpret=self.interpret,
         )
-        return kernel(codes, scales, other, factors)
+        inputs = codes, scales, other, factors
+        return varying_as(kernel(*inputs), *inputs)
 
     def _kernel(self, tiles, count: int, codes, scales, other, factors, out) -> None:
         """Computes tiles of the result, in every program some of them."""

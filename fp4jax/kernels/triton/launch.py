@@ -6,6 +6,8 @@ from typing import Any
 
 import jax
 
+from fp4jax.numerics.manual import varying_as
+
 THREADS = 128  # of a program
 _WARP = 32
 
@@ -34,7 +36,7 @@ def launch(
     if "out_type" in inspect.signature(jax_triton.triton_call).parameters:
         options = {"enable_fp_fusion": False}
         how = {"out_type": tuple(out_types), "backend_options": options}
-    return jax_triton.triton_call(
+    found = jax_triton.triton_call(
         *arrays,
         kernel=kernel,
         grid=(programs, 1, 1),
@@ -44,3 +46,4 @@ def launch(
         **how,
         **constants,
     )
+    return varying_as(found, *arrays)

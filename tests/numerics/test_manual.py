@@ -1,0 +1,91 @@
+"""Arrays inside of `jax.shard_map` know along which axes they differ."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+
+import fp4jax
+from fp4jax import recipes
+from fp4jax.kernels import fp8
+from fp4jax.kernels.choice import KERNELS, Kernels
+from fp4jax.kernels.grouped_matmul.backends import Hopper
+from fp4jax.kernels.quantize import INTERPRETED, Output, quantize
+from fp4jax.numerics.groups import Groups
+from fp4jax.numerics.manual import varying_as
+from tests.kernels.cases import mosaic, several_devices
+
+pytestmark = several_devices
+SIZES = jnp.array([5, 0, 20], jnp.int32)
+
+
+def mapped(function):
+    mesh = jax.make_mesh((2,), ("a",), (AxisType.Auto,), devices=jax.devices()[:2])
+    specs = {"in_specs": (P("a"), P()), "out_specs": P("a")}
+    return jax.shard_map(function, mesh=mesh, **specs)
+
+
+def test_arrays_differ_as_any_of_them():
+    def function(x, w):
+        assert varying_as({"w": w}, None)["w"] is w
+        assert jax.typeof(varying_as(w, x)).mat.varying == {"a"}
+        return varying_as(x, w)
+
+    jax.eval_shape(mapped(function), jnp.ones(2), jnp.ones(2))
+
+
+def dot(x, w):
+    how = {"recipe": recipes.mxfp8(), "key": jax.random.key(0)}
+    return fp4jax.dot_general(x, w[0], (((1,), (0,)), ((), ())), **how)
+
+
+def ragged_dot(x, w):
+    how = {"recipe": recipes.mxfp8(), "key": jax.random.key(0)}
+    return fp4jax.ragged_dot(x, w, SIZES, **how)
+
+
+@pytest.mark.parametrize("product", [dot, ragged_dot])
+def test_gradients_of_a_weight_that_devices_share_are_added_up(product):
+    x = jax.random.normal(jax.random.key(1), (64, 32))
+    w = jax.random.normal(jax.random.key(2), (3, 32, 16))
+
+    def gradients(product):
+        return jax.grad(lambda x, w: jnp.sum(product(x, w) ** 2), (0, 1))(x, w)
+
+    in_turn = lambda x, w: jnp.concatenate(
+        [product(part, w) for part in (x[:32], x[32:])]
+    )
+    found, expected = (
+        jax.jit(gradients, static_argnums=0)(f) for f in (mapped(product), in_turn)
+    )
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def quantized(x):
+    how = {"outputs": [Output.CODES], "axis": 1}
+    return quantize(x, recipes.ufp4().fprop.x, **how).arrays[Output.CODES]
+
+
+def multiplied(x):
+    kernels, groups = Hopper(interpreted=True), Groups(jnp.zeros(8, jnp.int32), 1)
+    w = jnp.ones((1, 128, 128), jnp.bfloat16)
+    return kernels.rows(x.reshape(8, 16, 128), w, groups, axis=1, dtype=x.dtype)
+
+
+def measured(x):
+    return fp8.amax(INTERPRETED, x, 32)
+
+
+@mosaic
+@pytest.mark.parametrize("kernel", [quantized, multiplied, measured])
+def test_what_a_kernel_writes_differs_as_what_it_reads(kernel):
+    def function(x, w):
+        assert jax.typeof(kernel(x)).mat.varying == {"a"}
+        return x
+
+    x = jnp.ones((256, 128), jnp.bfloat16)
+    with KERNELS(Kernels(quantize=INTERPRETED)):
+        jax.eval_shape(mapped(function), x, x)
