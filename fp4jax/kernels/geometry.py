@@ -17,7 +17,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax import lax
 
-from fp4jax.kernels import registers
+from fp4jax.kernels import elementwise, registers
 from fp4jax.kernels.instructions import Nvidia
 from fp4jax.kernels.planes import Plane
 from fp4jax.numerics import random_bits
@@ -143,7 +143,11 @@ class Geometry(abc.ABC):
         """What rounds planes and finds codes."""
         if self.interpret:
             return PORTABLE
-        functions = registers.add_down, registers.reciprocal, registers.high_halves
+        functions = (
+            elementwise.add_down,
+            elementwise.reciprocal,
+            elementwise.high_halves,
+        )
         return Nvidia(*(functools.partial(f, lane=self.lane) for f in functions))
 
     @abc.abstractmethod
@@ -228,12 +232,12 @@ class Geometry(abc.ABC):
         index = index.astype(jnp.int32)
         if index.ndim == 0:
             return ref[index]
-        return registers.look_up(ref, index, self.lane, self.interpret)
+        return elementwise.look_up(ref, index, self.lane, self.interpret)
 
     def _float32(self, plane: Plane) -> Plane:
         if self.interpret or plane.dtype != jnp.bfloat16:
             return plane.astype(jnp.float32)
-        return registers.widen(plane, self.lane)
+        return elementwise.widen(plane, self.lane)
 
     def _iota(self, axis: int) -> Plane:
         """Returns the index along an axis of a plane, uint32."""

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from fp4jax.kernels import registers
+from fp4jax.kernels import elementwise, registers
 from fp4jax.kernels.devices import TILE_OF_SQUARES as TILE
 from fp4jax.kernels.devices import WARPGROUP
 from fp4jax.kernels.geometry import Geometry, Where
@@ -129,7 +129,9 @@ class Squares(Geometry):
     def words(self, planes: Sequence[Plane]) -> list[Plane]:
         """Returns words of four E4M3 each, of planes that it holds exactly."""
         fours = (planes[i : i + 4] for i in range(0, len(planes), 4))
-        return [registers.e4m3_word(four, self.lane, self.interpret) for four in fours]
+        return [
+            elementwise.e4m3_word(four, self.lane, self.interpret) for four in fours
+        ]
 
     def store_blocks(self, ref: Any, where: Where, planes: Sequence[Plane]) -> None:
         (plane,) = planes
