@@ -1,6 +1,7 @@
 """Grouped products: what computes them, and that tiles without a group do not count."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -175,6 +176,16 @@ def test_what_kernels_do_not_take(shape, sizes, dtype, precision):
     # No rule divides them over devices.
     assert HOPPER.supports(x, (128, 128), None) == (jax.device_count() == 1)
     assert not supports(jnp.zeros(shape, dtype), sizes, precision)
+
+
+@mosaic
+def test_a_gpu_of_another_kind_is_named(monkeypatch):
+    gpu = SimpleNamespace(platform="gpu", compute_capability="8.0", device_kind="A100")
+    monkeypatch.setattr(devices, "default", lambda: gpu)
+    x = jnp.zeros((8, 16, 128), jnp.bfloat16)
+    with pytest.raises(NotImplementedError, match="cannot run: .* 9.0 .*'A100'"):
+        HOPPER.supports(x, (128, 128), None)
+    assert Hopper(interpreted=True).supports(x, (128, 128), None)
 
 
 def loss(x, w):

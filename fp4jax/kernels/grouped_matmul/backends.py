@@ -44,8 +44,15 @@ class Hopper:
         return Products(self.supports, self.rows, self.weights)
 
     def supports(self, x: jax.Array, sizes: tuple[int, int], precision: Any) -> bool:
-        """Returns whether they multiply tiles [t, a, k] of features k and n."""
-        if (why := devices.too_old()) is not None:
+        """Returns whether they multiply tiles [t, a, k] of features k and n.
+
+        Raises:
+          NotImplementedError: they cannot run, whatever the tiles.
+        """
+        why = devices.too_old()
+        if why is None and not self.interpreted and devices.default().platform == "gpu":
+            why = devices.without_wgmma()  # a CPU may lower for a GPU that is elsewhere
+        if why is not None:
             raise NotImplementedError(
                 f"grouped products: the kernels for Hopper GPUs cannot run: {why}. "
                 "Enter KERNELS without them."
