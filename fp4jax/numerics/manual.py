@@ -5,6 +5,8 @@ from typing import Any
 import jax
 from jax import lax
 
+from fp4jax.numerics import exact
+
 
 def varying_as(arrays: Any, *others: Any) -> Any:
     """Returns arrays that differ along every mesh axis along which any here does.
@@ -23,3 +25,14 @@ def varying_as(arrays: Any, *others: Any) -> Any:
         return lax.pcast(a, missing, to="varying") if missing else a
 
     return jax.tree.map(as_all, arrays)
+
+
+def amax_as(amax: jax.Array, held: jax.Array) -> jax.Array:
+    """Returns the largest along mesh axes along which amaxes differ and `held` not.
+
+    Of float32 magnitudes, compared as integers: NaN is above all others.
+    """
+    axes = jax.typeof(amax).mat.varying - jax.typeof(held).mat.varying
+    if not axes:
+        return amax
+    return exact.float_of(lax.pmax(exact.bits_of(amax), tuple(sorted(axes))))

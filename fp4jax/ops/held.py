@@ -11,6 +11,7 @@ from jax import lax
 
 from fp4jax.numerics import blocks
 from fp4jax.numerics.groups import Groups
+from fp4jax.numerics.manual import amax_as
 
 
 def sample(
@@ -28,7 +29,7 @@ def sample(
     Off the step, the branch that reads `x` is not taken. A group that is known to have
     no entries, which have no amax, is never due. Under `jax.vmap`, lanes that
     share a held amax share its sample, the maximum over them all; lanes with a held
-    amax each have one each.
+    amax each have one each. So it is with the devices of a `jax.shard_map`.
 
     Args:
       x: the operand, of any shape; where its parts have amaxes each, [e, ...], or in
@@ -56,7 +57,8 @@ def _sample(x: jax.Array, held: jax.Array, due: jax.Array) -> jax.Array:
     inside = tuple(range(held.ndim, x.ndim))
 
     def read() -> jax.Array:
-        return jnp.where(due, blocks.amax(x, inside).reshape(held.shape), held)
+        amax = blocks.amax(x, inside).reshape(held.shape)
+        return jnp.where(due, amax_as(amax, held), held)
 
     # One predicate for all lanes: a batched one would run both branches.
     return lax.cond(jnp.any(due), read, lambda: held)

@@ -64,6 +64,22 @@ def test_gradients_of_a_weight_that_devices_share_are_added_up(product):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
+def test_devices_that_share_held_amaxes_have_the_largest():
+    x = jax.random.normal(jax.random.key(1), (64, 32)).at[40, 3].set(-9)
+    w, recipe = jax.random.normal(jax.random.key(2), (32, 16)), recipes.ue5m3()
+
+    def product(x, w, held):
+        how = {"recipe": recipe, "key": jax.random.key(0), "held": held, "step": 0}
+        return fp4jax.dot_general(x, w, (((1,), (0,)), ((), ())), **how)
+
+    def loss(held):
+        share = lambda x, state: product(x, *state)
+        return jnp.sum(jnp.arange(-7.0, 57)[:, None] * mapped(share)(x, (w, held)))
+
+    state = jax.jit(jax.grad(loss))(jnp.zeros(3))
+    np.testing.assert_array_equal(state, [9, jnp.max(jnp.abs(w)), 56])
+
+
 def quantized(x):
     how = {"outputs": [Output.CODES], "axis": 1}
     return quantize(x, recipes.ufp4().fprop.x, **how).arrays[Output.CODES]
