@@ -17,20 +17,38 @@ import jax
 import jax.numpy as jnp
 
 from experiments import record, terminal
+from experiments.kernels import grouped
 from experiments.kernels.packed import Product
 from experiments.kernels.timing import seconds
 from fp4jax import recipes
 from fp4jax.kernels import devices
 from fp4jax.kernels.block_sizes import Sizes
+from fp4jax.kernels.grouped_matmul import Hopper
 from fp4jax.kernels.quantize import Output
 from fp4jax.kernels.scaled_matmul.backends import Mosaic
 from fp4jax.kernels.tile import Tile
 from fp4jax.kernels.view import View
 from fp4jax.numerics import Quantizer, hadamard
+from fp4jax.numerics.groups import Groups
+from fp4jax.ops.tiles import Tiles
 from fp4jax.train import JsonLines
 
-Kernel = Literal["rows", "columns", "triton_rows", "triton_columns", "product"]
-KERNELS: tuple[Kernel, ...] = ("rows", "columns", "product")
+Kernel = Literal[
+    "rows",
+    "columns",
+    "triton_rows",
+    "triton_columns",
+    "product",
+    "grouped_rows",
+    "grouped_weights",
+]
+KERNELS: tuple[Kernel, ...] = (
+    "rows",
+    "columns",
+    "product",
+    "grouped_rows",
+    "grouped_weights",
+)
 Time = Callable[[Kernel, tuple[int, int], Any], float]
 
 _WIDTHS = (1, 2, 4)
@@ -46,8 +64,10 @@ CANDIDATES: dict[Kernel, Sequence[Any]] = {
     "triton_rows": _WIDTHS,
     "triton_columns": _WIDTHS,
     "product": _TILES,
+    "grouped_rows": _TILES,
+    "grouped_weights": _TILES,
 }
-# Of matrices that are quantized, and of products of so many terms; smallest first.
+# Of matrices that are quantized, and of products; smallest first.
 _MATRICES = ((2048, 2048), (16384, 8192))
 SHAPES: dict[Kernel, Sequence[tuple[int, int]]] = {
     "rows": _MATRICES,
@@ -55,8 +75,11 @@ SHAPES: dict[Kernel, Sequence[tuple[int, int]]] = {
     "triton_rows": _MATRICES,
     "triton_columns": _MATRICES,
     "product": ((1024, 1024), (2048, 8192)),
+    "grouped_rows": ((32768, 1024),),
+    "grouped_weights": ((64 * 2048, 1024),),
 }
-_TERMS = 16384
+_TERMS = 16384  # of a product
+_GROUPS, _TOKENS, _FEATURES = 64, 32768, 2048  # of those of groups
 # What is timed together: an operand, one of random bits, and what is packed.
 _TIMED = (
     (recipes.ufp4().fprop.x, (Output.OPERAND,)),
@@ -109,6 +132,8 @@ def measured(kernel: Kernel, shape: tuple[int, int], size: Any) -> float:
     try:
         if kernel == "product":
             return _product_seconds(shape, size)
+        if kernel.startswith("grouped"):
+            return _grouped_seconds(kernel, shape[1], size)
         return sum(_quantize_seconds(kernel, shape, size, *q) for q in _TIMED)
     except ValueError:  # more memory than a program has, or a shape without room
         return math.inf
@@ -163,6 +188,24 @@ def _product_seconds(shape: tuple[int, int], tile: Tile) -> float:
     return seconds(product.by(Mosaic(tile=tile)), inputs)
 
 
+def _grouped_seconds(kernel: Kernel, n: int, tile: Tile) -> float:
+    inputs = []
+    for seed in (0, 1):
+        x, w, dy, sizes, _ = grouped.operands(_GROUPS, _TOKENS, _FEATURES, n, seed=seed)
+        tiles = Tiles.of_sizes(sizes, _TOKENS, rows=16)
+        x, dy = tiles.lay_out(x), tiles.lay_out(dy)
+        inputs.append((x, w.astype(x.dtype), dy, tiles.groups))
+    hopper = Hopper(tile=tile)
+
+    def call(of: tuple[jax.Array, jax.Array, jax.Array, Groups]) -> jax.Array:
+        x, w, dy, groups = of
+        if kernel == "grouped_rows":
+            return hopper.rows(x, w, groups, axis=1, dtype=x.dtype)
+        return hopper.weights(x, dy, groups, dtype=jnp.float32)
+
+    return seconds(call, inputs)
+
+
 def _keys() -> jax.Array:
     return jax.random.split(jax.random.key(0))
 
@@ -171,7 +214,8 @@ def main(*, kernels: tuple[Kernel, ...] = KERNELS, out: Path | None = None) -> i
     """Times candidates, and prints the table of those that are fastest.
 
     Args:
-      kernels: which: of blocks along rows, down columns, in Triton, or products.
+      kernels: which: of blocks along rows, down columns, in Triton, of products, or of
+        those of groups.
       out: file to which times are added as JSON lines, with versions and device.
     """
     for kernel in kernels:

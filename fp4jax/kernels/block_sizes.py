@@ -14,7 +14,8 @@ from fp4jax.kernels.tile import Tile
 # of a product:
 #   rows, columns: runs of each thread, of blocks along a row or down the columns;
 #   triton_rows, triton_columns: these in Triton, where there are registers for them;
-#   product: the tile of a product of a packed operand.
+#   product: the tile of a product of a packed operand;
+#   grouped_rows, grouped_weights: those of products of groups of rows.
 Sizes = dict[str, tuple[tuple[float, Any], ...]]
 ELSEWHERE: Sizes = {
     "rows": ((math.inf, 2),),
@@ -25,6 +26,8 @@ ELSEWHERE: Sizes = {
         (1024 * 1024, Tile(n=128, k=128, stages=2, peers=1)),
         (math.inf, Tile(k=128, stages=2)),
     ),
+    "grouped_rows": ((math.inf, Tile()),),
+    "grouped_weights": ((math.inf, Tile()),),
 }
 TABLE: dict[str, Sizes] = {"NVIDIA H200": ELSEWHERE}
 

@@ -89,7 +89,7 @@ def test_grouped_products_equal_a_scan(rows, tile):
     x = draw(0, groups.of.size, rows, 512).astype(jnp.bfloat16)
     dy = draw(1, groups.of.size, rows, 768).astype(jnp.bfloat16)
     w = draw(2, 64, 512, 768).astype(jnp.bfloat16)
-    kernels, f32 = Hopper(of_rows=tile, of_weights=tile), {"dtype": jnp.float32}
+    kernels, f32 = Hopper(tile=tile), {"dtype": jnp.float32}
 
     @jax.jit
     def both(x, w, dy):

@@ -57,7 +57,7 @@ TILES = Groups(jnp.array([3] * 9 + [0, 0, 4, 0, 3, 1], jnp.int32), 4)
 def hopper(**tile):
     """Kernels, interpreted where no device runs them."""
     tile = Tile(n=128, **{"stages": 2, "peers": 1, "snake": 2, **tile})
-    return Hopper(bool(devices.without_wgmma()), tile, tile)
+    return Hopper(bool(devices.without_wgmma()), tile)
 
 
 def bfloat16(seed, *shape):
@@ -142,7 +142,7 @@ def test_a_layer_of_groups_is_what_the_scan_makes_it(few):
 @mosaic
 @pytest.mark.parametrize("peers", [1, 2])
 def test_kernels_are_lowered_for_hopper(peers):
-    kernels = Hopper(of_rows=Tile(peers=peers), of_weights=Tile(peers=peers))
+    kernels = Hopper(tile=Tile(peers=peers))
     how = {"dtype": jnp.bfloat16}
 
     def products(x, w, dy):

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import sequential_vmap
 
-from fp4jax.kernels import devices, partition
+from fp4jax.kernels import block_sizes, devices, partition
 from fp4jax.kernels.choice import Products
 from fp4jax.kernels.grouped_matmul.segments import Segments, Sums, piece
 from fp4jax.kernels.tile import Tile
@@ -30,13 +30,11 @@ class Hopper:
 
     Attributes:
       interpreted: whether they are interpreted, on any device.
-      of_rows: the tile of a program of `rows`, narrower where the result is.
-      of_weights: that of `weights`.
+      tile: of a program, narrower where the result is; None: that of the device.
     """
 
     interpreted: bool = False
-    of_rows: Tile = Tile()
-    of_weights: Tile = Tile()
+    tile: Tile | None = None
 
     @property
     def products(self) -> Products:
@@ -74,7 +72,7 @@ class Hopper:
         from fp4jax.kernels.grouped_matmul.mosaic import Rows
 
         (t, a, k), n = x.shape, w.shape[3 - axis]
-        tile = self.of_rows.dividing(n)
+        tile = self._tile("grouped_rows", t * a * n, n)
         tile = _with_peers(tile, n // tile.n)
         product = Rows(
             dtype=_written(dtype),
@@ -95,7 +93,7 @@ class Hopper:
         from fp4jax.kernels.grouped_matmul.mosaic import Weights
 
         (t, a, k), n = x.shape, dy.shape[2]
-        tile = self.of_weights.dividing(n)
+        tile = self._tile("grouped_weights", groups.count * k * n, n)
         tile = _with_peers(tile, k // tile.m)
         product = Weights(
             dtype=_written(dtype),
@@ -106,6 +104,9 @@ class Hopper:
         sums = Sums.of(groups, a, most=tile.k)
         x, dy = x.reshape(t * a, k), dy.reshape(t * a, n)
         return _operation(product)(x, dy, sums).astype(dtype)
+
+    def _tile(self, kernel: str, elements: int, n: int) -> Tile:
+        return (self.tile or block_sizes.best(kernel, elements)).dividing(n)
 
     @property
     def _interpreter(self) -> Any:
