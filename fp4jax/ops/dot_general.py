@@ -141,7 +141,7 @@ def dot_general(
             f"compute='native', got precision={precision}, out_sharding="
             f"{out_sharding}."
         )
-    lhs, rhs = varying_as((lhs, rhs), key, held, packed, packed_w)
+    lhs, rhs = varying_as((lhs, rhs), key, held, microbatch, packed, packed_w)
     dims = Dims.of(dimension_numbers)
     lhs, rhs = dims.canonical_lhs(lhs), dims.canonical_rhs(rhs)
     gemms = Gemms(

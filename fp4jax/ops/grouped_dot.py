@@ -82,7 +82,8 @@ def grouped_dot(
     check_held(recipe, held, step, caller=caller, groups=groups.count)
     _check_packed(packed, recipe)
     _check_packed_w(packed_w, recipe)
-    x, w = varying_as((x, w), groups, key, positions, held, packed, packed_w)
+    others = groups, key, positions, first_position, held, packed, packed_w
+    x, w = varying_as((x, w), *others)
     gemms = GroupedGemms(
         recipe, 1, "rhs", precision, out.dtype, None, jax.typeof(x), jax.typeof(w)
     )

@@ -64,6 +64,21 @@ def test_gradients_of_a_weight_that_devices_share_are_added_up(product):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
+def test_devices_may_differ_in_their_noise_alone():
+    x, w = jnp.ones((32, 32)), jnp.ones((1, 32, 16))
+    how = {"recipe": recipes.ufp4(), "key": jax.random.key(0)}
+
+    def by_place(x, w):
+        how["microbatch"] = jax.lax.axis_index("a")
+        y = fp4jax.dot_general(x, w[0], (((1,), (0,)), ((), ())), **how)
+        return y + fp4jax.ragged_dot(x, w, SIZES[2:], **how)
+
+    share = lambda _, operands: by_place(*operands)
+    loss = lambda x, w: jnp.sum(mapped(share)(jnp.ones(2), (x, w)))
+    found = jax.eval_shape(jax.grad(loss, (0, 1)), x, w)
+    assert [each.shape for each in found] == [x.shape, w.shape]
+
+
 def test_devices_that_share_held_amaxes_have_the_largest():
     x = jax.random.normal(jax.random.key(1), (64, 32)).at[40, 3].set(-9)
     w, recipe = jax.random.normal(jax.random.key(2), (32, 16)), recipes.ue5m3()
