@@ -45,9 +45,9 @@ def sample(
     if groups is None:
         return _sample(x, held, due)
     if groups.used is not None:
-        due &= groups.used
+        due &= amax_as(groups.used.astype(jnp.float32), held) > 0
     held = _no_vmap(held, x)
-    read = lambda: jnp.where(due, groups.amax(x), held)
+    read = lambda: jnp.where(due, amax_as(groups.amax(x), held), held)
     return lax.cond(jnp.any(due), read, lambda: held)
 
 

@@ -95,6 +95,20 @@ def test_devices_that_share_held_amaxes_have_the_largest():
     np.testing.assert_array_equal(state, [9, jnp.max(jnp.abs(w)), 56])
 
 
+def test_groups_that_devices_share_have_the_largest_of_their_rows():
+    x, w = jnp.ones((64, 32)).at[2].set(3).at[34].set(-5), jnp.ones((3, 32, 16))
+    sizes = jnp.array([[0, 8, 0], [1, 3, 0]], jnp.int32)
+
+    def product(x, operands):
+        sizes = operands[0][jax.lax.axis_index("a")]
+        how = {"recipe": recipes.ue5m3(), "key": jax.random.key(0), "step": 0}
+        return fp4jax.ragged_dot(x, w, sizes, held=operands[1], **how)
+
+    loss = lambda held: jnp.sum(2 * mapped(product)(x, (sizes, held)))
+    state = jax.jit(jax.grad(loss))(jnp.zeros((3, 3)))
+    np.testing.assert_array_equal(state, [[1, 1, 2], [5, 1, 2], [0, 1, 0]])
+
+
 def quantized(x):
     how = {"outputs": [Output.CODES], "axis": 1}
     return quantize(x, recipes.ufp4().fprop.x, **how).arrays[Output.CODES]
