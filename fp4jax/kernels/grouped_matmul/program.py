@@ -15,11 +15,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from fp4jax.kernels import devices
 from fp4jax.kernels.tile import ROWS, WARPGROUPS, Tile
-from fp4jax.numerics.manual import varying_as
+from fp4jax.kernels.warpgroups import LINE, launch, swizzled
 
-_LINE = 128  # bytes of shared memory in which rows are swizzled
 _LOADING, _MULTIPLYING = 40, 232  # registers of a thread
 
 
@@ -64,20 +62,14 @@ class Program:
 
     def _call(self, work: Work, *inputs: Any) -> jax.Array:
         """Runs a kernel of some inputs."""
-        peers = self.tile.peers
-        kernel = plgpu.kernel(
+        return launch(
             functools.partial(self._kernel, work),
+            *inputs,
             out_type=jax.ShapeDtypeStruct(work.shape, self.dtype),
-            grid=(min(devices.cores() // peers, work.most),),
-            grid_names=("program",),
-            cluster=(peers,),
-            cluster_names=("peer",),
-            num_threads=WARPGROUPS + 1,
-            thread_name="warpgroup",
-            compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
+            tiles=work.most,
+            peers=self.tile.peers,
             interpret=self.interpret,
         )
-        return varying_as(kernel(*inputs), *inputs)
 
     def _kernel(self, work: Work, *refs: Any) -> None:
         def scope(boxes, *of_ring):
@@ -101,10 +93,9 @@ class Program:
 
     def _boxes(self) -> Any:
         """Returns the shared memory of results on their way, two for each warpgroup."""
-        size = jnp.dtype(self.dtype).itemsize
-        box = ROWS, _LINE // size
-        shape = WARPGROUPS, 2, *box
-        return plgpu.SMEM(shape, self.dtype, transforms=_swizzled(box, size))
+        width = LINE // jnp.dtype(self.dtype).itemsize
+        shape = WARPGROUPS, 2, ROWS, width
+        return plgpu.SMEM(shape, self.dtype, transforms=swizzled(width, self.dtype))
 
     def _ring(self, work: Work) -> list[Any]:
         """Returns the shared memory and the barriers of a ring."""
@@ -114,8 +105,12 @@ class Program:
         pieces = 2 * tile.k // self.piece
         return [
             *(
-                plgpu.SMEM((tile.stages, *s), jnp.bfloat16, transforms=_swizzled(s, 2))
-                for s in work.loaded
+                plgpu.SMEM(
+                    (tile.stages, *shape),
+                    jnp.bfloat16,
+                    transforms=swizzled(shape[1], jnp.bfloat16),
+                )
+                for shape in work.loaded
             ),
             plgpu.Barrier(num_arrivals=2, num_barriers=tile.stages),
             plgpu.Barrier(num_arrivals=pieces, num_barriers=tile.stages),
@@ -217,9 +212,3 @@ def _each(number: Any, body: Callable[..., Any], *refs: Any) -> Any:
 def own_rows() -> Any:
     """Returns the first row of a warpgroup among those of a tile."""
     return pl.multiple_of(lax.axis_index("warpgroup") * ROWS, ROWS)
-
-
-def _swizzled(shape: tuple[int, int], size: int) -> tuple[Any, ...]:
-    """Returns how a tile of elements of a size lies in shared memory."""
-    line = min(_LINE, shape[1] * size)
-    return plgpu.TilingTransform((8, line // size)), plgpu.SwizzleTransform(line)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from fp4jax.kernels import devices, registers
+from fp4jax.kernels import registers
 from fp4jax.kernels.scaled_matmul import decode
 from fp4jax.kernels.scaled_matmul.fragments import (
     BYTES,
@@ -27,11 +27,10 @@ from fp4jax.kernels.scaled_matmul.fragments import (
     spread,
 )
 from fp4jax.kernels.tile import CHUNK, ROWS, WARPGROUPS, Tile
+from fp4jax.kernels.warpgroups import launch, swizzled
 from fp4jax.numerics import F32
 from fp4jax.numerics.formats import Format
-from fp4jax.numerics.manual import varying_as
 
-_LINE = 128  # bytes of shared memory in which rows are swizzled
 _BOX = 64  # rows and columns of the result that are written at once
 
 
@@ -75,20 +74,17 @@ class Product:
         m, n = codes.shape[1 - self.axis], other.shape[1 - self.other_axis]
         peers = self.tile.peers
         tiles = m // (self.tile.m * peers), n // self.tile.n
-        kernel = plgpu.kernel(
+        return launch(
             functools.partial(self._kernel, tiles, factors.size),
+            codes,
+            scales,
+            other,
+            factors,
             out_type=jax.ShapeDtypeStruct(self._place(n, m), self.dtype),
-            grid=(min(devices.cores() // peers, tiles[0] * tiles[1]),),
-            grid_names=("program",),
-            cluster=(peers,),
-            cluster_names=("peer",),
-            num_threads=WARPGROUPS + 1,
-            thread_name="warpgroup",
-            compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
+            tiles=tiles[0] * tiles[1],
+            peers=peers,
             interpret=self.interpret,
         )
-        inputs = codes, scales, other, factors
-        return varying_as(kernel(*inputs), *inputs)
 
     def _kernel(self, tiles, count: int, codes, scales, other, factors, out) -> None:
         """Computes tiles of the result, in every program some of them."""
@@ -132,7 +128,7 @@ class Product:
             plgpu.SMEM(
                 (WARPGROUPS, 2, _BOX, _BOX),
                 self.dtype,
-                transforms=_swizzled(self.dtype),
+                transforms=swizzled(_BOX, self.dtype),
             ),
             *self._memory(),
             collective_axes="warpgroup",
@@ -149,7 +145,8 @@ class Product:
             return plgpu.BlockSpec(_cut(free, axis, size), at, **how)
 
         # Whole rows of codes would meet in the same banks.
-        down = _swizzled(jnp.uint8, ROWS) if self.axis == 0 else ()
+        down = swizzled(ROWS, jnp.uint8) if self.axis == 0 else ()
+        of_other = swizzled(_BOX, other.dtype)
         shared = ("peer",) if tile.peers > 1 else ()
         return plgpu.emit_pipeline_warp_specialized(
             step,
@@ -158,7 +155,7 @@ class Product:
             in_specs=[
                 spec(self.axis, tile.m, tile.k // 2, down),
                 spec(0, tile.m, tile.k // self.block),
-                spec(self.other_axis, tile.n, tile.k, _swizzled(other.dtype), shared),
+                spec(self.other_axis, tile.n, tile.k, of_other, shared),
             ],
             wg_axis="warpgroup",
             num_compute_wgs=WARPGROUPS,
@@ -230,10 +227,3 @@ class Product:
 def _cut(free: Any, axis: int, along: Any = slice(None)) -> tuple[Any, Any]:
     """Returns the index of a matrix whose contraction axis is first or last."""
     return (along, free) if axis == 0 else (free, along)
-
-
-def _swizzled(dtype: Any, size: int = _BOX) -> tuple[Any, ...]:
-    """Returns how rows of so many elements lie in shared memory, in lines at most."""
-    size = min(size, _LINE // jnp.dtype(dtype).itemsize)
-    swizzle = plgpu.SwizzleTransform(size * jnp.dtype(dtype).itemsize)
-    return plgpu.TilingTransform((8, size)), swizzle
