@@ -6,9 +6,9 @@ from fp4jax.kernels import scaled_matmul
 from fp4jax.kernels.choice import Kernels
 from fp4jax.kernels.grouped_matmul import HOPPER
 from fp4jax.kernels.quantize import MOSAIC, TRITON, XLA
-from fp4jax.ops.grouped_matmul import RAGGED
+from fp4jax.ops.grouped_matmul import RAGGED, SCAN
 
-Grouped = Literal["default", "hopper", "ragged"]
+Grouped = Literal["default", "hopper", "ragged", "scan"]
 Quantize = Literal["default", "mosaic", "triton", "xla"]
 Packed = Literal["default", "mosaic"]
 
@@ -23,15 +23,15 @@ def choice(
 
     Args:
       grouped: what multiplies groups of rows: kernels for Hopper GPUs,
-        `lax.ragged_dot`, or what the library takes by itself.
+        `lax.ragged_dot`, a scan over tiles, or what the library takes by itself.
       quantize: the backend of `fp4jax.kernels.quantize`, or that of the device.
       packed: what multiplies by packed operands: the kernel for Hopper GPUs, or what
         the library takes by itself.
     """
-    products = {"default": None, "hopper": HOPPER, "ragged": RAGGED}[grouped]
+    of_groups = {"default": None, "hopper": HOPPER, "ragged": RAGGED, "scan": SCAN}
     named = {"default": None, "mosaic": MOSAIC, "triton": TRITON, "xla": XLA}
     return Kernels(
         quantize=named[quantize],
-        products=products,
+        products=of_groups[grouped],
         scaled_matmul=scaled_matmul.MOSAIC if packed == "mosaic" else None,
     )

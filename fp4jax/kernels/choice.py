@@ -35,7 +35,7 @@ class Kernels:
     Attributes:
       quantize: a backend of `fp4jax.kernels.quantize`, which is taken where it can;
         None: that of the device.
-      products: of groups; None: a scan over tiles.
+      products: of groups; None: kernels on Hopper GPUs, a scan over tiles elsewhere.
       scaled_matmul: a backend of `fp4jax.kernels.scaled_matmul`, which multiplies by
         packed operands where it can; None: they are decoded to memory.
     """

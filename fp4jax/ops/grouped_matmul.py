@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fp4jax.kernels import grouped_matmul
 from fp4jax.kernels.choice import Products, chosen
 from fp4jax.numerics.groups import Groups
 from fp4jax.numerics.manual import varying_as
@@ -157,7 +158,7 @@ def _ragged_dot(
 
 def _kernels(x: jax.Array, n: int, precision: Any) -> Products | None:
     """Returns those of the context if they take products of tiles x and n features."""
-    kernels = chosen().products
+    kernels = chosen().products or grouped_matmul.of_device()
     if kernels is None or not kernels.supports(x, (x.shape[2], n), precision):
         return None
     return kernels
@@ -176,6 +177,7 @@ def _float32_on_cpu(
     return lax.platform_dependent(a, b, groups, cpu=on_cpu, default=product)
 
 
+SCAN = Products(lambda *_: False, scan_rows, scan_weights)
 # By `lax.ragged_dot_general`, which does not know every `jax.vmap`.
 RAGGED = Products(
     lambda x, sizes, precision: precision is None, ragged_rows, ragged_weights

@@ -2,3 +2,4 @@
 
 from fp4jax.kernels.grouped_matmul.backends import HOPPER as HOPPER
 from fp4jax.kernels.grouped_matmul.backends import Hopper as Hopper
+from fp4jax.kernels.grouped_matmul.backends import of_device as of_device

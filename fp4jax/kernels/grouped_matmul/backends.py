@@ -1,7 +1,7 @@
 """Who multiplies groups of rows in place of a scan: kernels for NVIDIA Hopper GPUs.
 
-They are not chosen by themselves: `with KERNELS(Kernels(products=HOPPER)): ...`, around
-what is traced.
+They are chosen by themselves on a Hopper GPU. Elsewhere, to be lowered for one:
+`with KERNELS(Kernels(products=HOPPER)): ...`, around what is traced.
 """
 
 import dataclasses
@@ -130,3 +130,8 @@ def _operation(product: Any) -> Any:
 
 
 HOPPER = Hopper().products
+
+
+def of_device() -> Products | None:
+    """Returns what multiplies groups by itself: these kernels on a Hopper GPU."""
+    return HOPPER if devices.without_wgmma() is None else None
