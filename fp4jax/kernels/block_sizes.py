@@ -18,8 +18,8 @@ from fp4jax.kernels.tile import Tile
 #   grouped_rows, grouped_weights: those of products of groups of rows.
 Sizes = dict[str, tuple[tuple[float, Any], ...]]
 ELSEWHERE: Sizes = {
-    "rows": ((math.inf, 2),),
-    "columns": ((math.inf, 2),),
+    "rows": ((math.inf, 1),),
+    "columns": ((math.inf, 1),),
     "triton_rows": ((math.inf, 2),),
     "triton_columns": ((math.inf, 2),),
     "product": (

@@ -30,7 +30,7 @@ from fp4jax.numerics import (
 from fp4jax.numerics.hadamard import PerStepSigns
 
 several_devices = pytest.mark.skipif(
-    jax.device_count() < 2, reason="nothing is spread over one device"
+    jax.device_count() < 8, reason="meshes are of eight devices"
 )
 mosaic = pytest.mark.skipif(
     jax.__version_info__ < (0, 11), reason="kernels need JAX 0.11"

@@ -31,6 +31,7 @@ from tests.kernels.cases import (
     mosaic,
     on_cpu,
     parts,
+    several_devices,
     tensor,
 )
 
@@ -161,6 +162,7 @@ def test_lanes_are_those_of_each(name, axes, backend):
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+@several_devices
 @meshes
 @pytest.mark.parametrize(
     "name, spec, sent",
