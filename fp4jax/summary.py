@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from fp4jax.numerics import QTensor, Site, dequantize, quantize, stats
 from fp4jax.ops import fp8
 from fp4jax.ops.noise import Noise
-from fp4jax.ops.operands import make_operand
+from fp4jax.ops.operands import Asked, make_operand
 from fp4jax.recipes import Recipe
 from fp4jax.taps import Operands
 
@@ -112,9 +112,8 @@ def _figures(
     }
     quantizer = recipe.sites[site]
     if quantizer and recipe.compute == "fp8" and fp8.takes(quantizer):
-        operand = make_operand(
-            source, quantizer, axis=axis, batch=0, site=site, noise=Noise(key)
-        )
+        asked = Asked(quantizer, site, Noise(key))
+        operand = make_operand(source, asked, axis=axis, batch=0)
         fits = fp8.scaled(operand, quantizer).fits
         figures["fp8_fallback"] = 1 - fits.astype(jnp.float32)
     return figures

@@ -26,8 +26,10 @@ from fp4jax.kernels.choice import KERNELS, Kernels
 from fp4jax.kernels.quantize import (
     MOSAIC,
     Implementation,
+    Inputs,
     Output,
     Quantized,
+    Way,
     quantize,
     quantize_both,
 )
@@ -124,25 +126,29 @@ def _quantized(
     case: Case, x: jax.Array, implementation: Implementation
 ) -> list[Quantized]:
     """Returns what is made of a matrix along each axis."""
-    ways: list[dict[str, Any]] = [
-        {
-            "quantizer": case.quantizer,
-            "outputs": case.outputs,
-            "axis": axis,
-            "other": 1 - axis if case.quantizer.is_square else None,
-            "key": jax.random.key(0),
-            "site": Site.WGRAD_DY,
-        }
-        for axis in case.axes
-    ]
-    if case.quantizer.tensor_scale is not None:  # of the pass over memory alone
-        ways = [way | {"amax": jnp.float32(4)} for way in ways]
-    if len(ways) > 1 and implementation == "mosaic":
+    quantizer, outputs, site = case.quantizer, case.outputs, Site.WGRAD_DY
+    # Of the pass over memory alone.
+    amax = None if quantizer.tensor_scale is None else jnp.float32(4)
+    inputs = Inputs(key=jax.random.key(0), amax=amax)
+    if len(case.axes) > 1 and implementation == "mosaic":
+        ways = [Way(quantizer, outputs, axis, site=site) for axis in case.axes]
         with KERNELS(Kernels(quantize=MOSAIC)):
-            both = quantize_both(x, ways)
+            both = quantize_both(x, [(way, inputs) for way in ways])
         if both is not None:
             return [written.quantized for written in both]
-    return [quantize(x, **way, implementation=implementation) for way in ways]
+    return [
+        quantize(
+            x,
+            quantizer,
+            outputs=outputs,
+            axis=axis,
+            key=inputs.key,
+            amax=amax,
+            site=site,
+            implementation=implementation,
+        )
+        for axis in case.axes
+    ]
 
 
 def main(

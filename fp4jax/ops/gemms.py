@@ -20,6 +20,7 @@ from fp4jax.ops.noise import Noise
 from fp4jax.ops.operands import (
     MULTIPLIED,
     STORED,
+    Asked,
     Operand,
     make_both,
     make_operand,
@@ -179,23 +180,23 @@ class Gemms:
         self, x, axis: int, site: Site, noise, amaxes: Amaxes, outputs: Outputs = None
     ) -> Operand:
         """Quantizes along one contraction axis as the recipe says for a site."""
-        how = self._asked(site, noise, amaxes, outputs)
-        return make_operand(x, axis=axis, batch=self.batch, **how)
+        asked = self._asked(site, noise, amaxes, outputs)
+        return make_operand(x, asked, axis=axis, batch=self.batch)
 
     def _asked(
         self, site: Site, noise: Noise, amaxes: Amaxes, outputs: Outputs = None
-    ) -> dict[str, Any]:
-        """Returns what a site asks of `make_operand`, of whatever array."""
+    ) -> Asked:
+        """Returns what the operand of a site shall be."""
         quantizer = self.recipe.sites[site]
         holds = quantizer is not None and quantizer.holds
-        return {
-            "quantizer": quantizer,
-            "site": site,
-            "noise": noise,
-            "amax": amaxes[site.operand] if holds else None,
-            "groups": self._groups(site),
-            "outputs": outputs or self._outputs(site),
-        }
+        return Asked(
+            quantizer,
+            site,
+            noise,
+            amax=amaxes[site.operand] if holds else None,
+            groups=self._groups(site),
+            outputs=outputs or self._outputs(site),
+        )
 
     def _outputs(self, site: Site) -> tuple[Output, ...]:
         """Returns what a product reads of an operand."""

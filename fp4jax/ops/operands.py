@@ -3,11 +3,17 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 
-from fp4jax.kernels.quantize import Output, Written, quantize_blocks, quantize_both
+from fp4jax.kernels.quantize import (
+    Inputs,
+    Output,
+    Way,
+    Written,
+    quantize_blocks,
+    quantize_both,
+)
 from fp4jax.numerics import Quantizer, Site, exact
 from fp4jax.numerics.blockwise import Blocks
 from fp4jax.numerics.groups import Groups
@@ -65,35 +71,58 @@ class Operand:
         return x[tuple(slice(n) for n in shape)]
 
 
-def make_operand(
-    x: jax.Array,
-    quantizer: Quantizer | None,
-    *,
-    axis: int,
-    batch: int,
-    site: Site,
-    noise: Noise,
-    amax: jax.Array | None = None,
-    groups: Groups | None = None,
-    outputs: Sequence[Output] = STORED,
-) -> Operand:
-    """Quantizes an array whose first `batch` axes are never blocked together.
+@dataclasses.dataclass(frozen=True)
+class Asked:
+    """What an operand shall be, of whatever array.
 
-    Args:
-      x: [*batch, ...], the contraction axis first or last of the rest.
+    Attributes:
       quantizer: None leaves the array as it is.
-      axis: the contraction axis, not negative.
-      batch: number of batch axes.
       site: which stream of the key to draw from.
       noise: of the call.
       amax: float32 [], of the tensor, where it is held; of groups [groups].
       groups: of the first axis, whose tensor scales differ.
       outputs: what will be read of it; codes and scales serve for everything.
     """
-    if quantizer is None:
-        return Operand(x.shape, axis, site, array=x)
+
+    quantizer: Quantizer | None
+    site: Site
+    noise: Noise
+    amax: jax.Array | None = None
+    groups: Groups | None = None
+    outputs: tuple[Output, ...] = STORED
+
+    def along(self, axis: int, other: int | None) -> tuple[Way, Inputs]:
+        """Returns how an array is quantized along an axis; squares along another, too.
+
+        Args:
+          axis: the contraction axis.
+          other: the second axis of square blocks, if there are such.
+        """
+        quantizer, site, noise = self.quantizer, self.site, self.noise
+        assert quantizer is not None
+        other = other if quantizer.is_square else None
+        return Way(quantizer, self.outputs, axis, other, site), Inputs(
+            key=noise.key,
+            amax=self.amax,
+            start=noise.start(site) if quantizer.draws else None,
+            tokens=noise.tokens(site) if quantizer.draws else None,
+            groups=None if quantizer.tensor_scale is None else self.groups,
+        )
+
+
+def make_operand(x: jax.Array, asked: Asked, *, axis: int, batch: int) -> Operand:
+    """Quantizes an array whose first `batch` axes are never blocked together.
+
+    Args:
+      x: [*batch, ...], the contraction axis first or last of the rest.
+      asked: what it shall be.
+      axis: the contraction axis, not negative.
+      batch: number of batch axes.
+    """
+    if asked.quantizer is None:
+        return Operand(x.shape, axis, asked.site, array=x)
     shape, other, contraction = list(x.shape), None, axis
-    if quantizer.is_square:
+    if asked.quantizer.is_square:
         # Squares run over the contraction axis and over all free axes as one.
         if axis == batch:
             other = axis + 1
@@ -101,16 +130,15 @@ def make_operand(
         else:
             x = flatten(x, batch, axis)
             other, contraction = batch, batch + 1
-    way = _way(quantizer, site, noise, amax, groups, outputs)
-    blocks = quantize_blocks(x, **way, axis=contraction, other=other)
+    blocks = quantize_blocks(x, *asked.along(contraction, other))
     shape[axis] = blocks.tiling.shape[contraction]
     return Operand(
-        tuple(shape), axis, site, blocks=blocks, tensor_scale=blocks.tensor_scale
+        tuple(shape), axis, asked.site, blocks=blocks, tensor_scale=blocks.tensor_scale
     )
 
 
 def make_both(
-    g: jax.Array, batch: int, middle: int, asked: Sequence[dict[str, Any]]
+    g: jax.Array, batch: int, middle: int, asked: Sequence[Asked]
 ) -> list[Operand] | None:
     """Quantizes an array along n and along m, where a kernel does from one read of it.
 
@@ -118,8 +146,8 @@ def make_both(
       g: [*batch, *m, *n].
       batch: number of batch axes.
       middle: of those and of m.
-      asked: what else `make_operand` takes but axes, of the operand that contracts n,
-        [*batch, *m, n], and of that which contracts m, [*batch, m, *n].
+      asked: of the operand that contracts n, [*batch, *m, n], and of that which
+        contracts m, [*batch, m, *n].
 
     Returns:
       The operands; None where it would be read twice, where devices would exchange
@@ -127,44 +155,21 @@ def make_both(
     """
     inside = [*range(batch + 1, middle), *range(middle + 1, g.ndim)]
     is_cut = any(jax.typeof(g).sharding.spec[i] for i in inside)
-    if is_cut or any(how["outputs"] != MULTIPLIED for how in asked):
+    if is_cut or any(each.outputs != MULTIPLIED for each in asked):
+        return None
+    if any(each.quantizer is None for each in asked):
         return None
     views = flatten(g, middle, g.ndim), flatten(g, batch, middle)
     x = flatten(views[0], batch, middle)  # [*batch, m, n]
-    axes, ways = (batch + 1, batch), []
-    for how, axis, other in zip(asked, axes, axes[::-1], strict=True):
-        if (quantizer := how["quantizer"]) is None:
-            return None
-        other = other if quantizer.is_square else None
-        ways.append(_way(**how) | {"axis": axis, "other": other})
-    if (written := quantize_both(x, ways)) is None:
+    axes = batch + 1, batch
+    ways = map(Asked.along, asked, axes, axes[::-1])
+    if (written := quantize_both(x, list(ways))) is None:
         return None
     axes = views[0].ndim - 1, batch
     return [
-        Operand(view.shape, axis, how["site"], blocks=of, tensor_scale=of.tensor_scale)
-        for of, view, axis, how in zip(written, views, axes, asked, strict=True)
+        Operand(view.shape, axis, each.site, blocks=of, tensor_scale=of.tensor_scale)
+        for of, view, axis, each in zip(written, views, axes, asked, strict=True)
     ]
-
-
-def _way(
-    quantizer: Quantizer,
-    site: Site,
-    noise: Noise,
-    amax: jax.Array | None,
-    groups: Groups | None,
-    outputs: Sequence[Output],
-) -> dict[str, Any]:
-    """Returns how `quantize_blocks` quantizes an operand, along whatever axis."""
-    return {
-        "quantizer": quantizer,
-        "outputs": outputs,
-        "key": noise.key,
-        "amax": amax,
-        "start": noise.start(site) if quantizer.draws else None,
-        "tokens": noise.tokens(site) if quantizer.draws else None,
-        "groups": None if quantizer.tensor_scale is None else groups,
-        "site": site,
-    }
 
 
 def transposed(

@@ -10,7 +10,15 @@ import pytest
 from fp4jax import recipes
 from fp4jax.kernels import devices
 from fp4jax.kernels.fp8 import reference
-from fp4jax.kernels.quantize import INTERPRETED, MOSAIC, TRITON, Output, Quantized
+from fp4jax.kernels.quantize import (
+    INTERPRETED,
+    MOSAIC,
+    TRITON,
+    Inputs,
+    Output,
+    Quantized,
+    Way,
+)
 from fp4jax.kernels.quantize.backends import XLA, Mosaic, Triton, Xla
 from fp4jax.numerics import (
     E2M1,
@@ -79,21 +87,22 @@ class Opaque(Xla):
 
     is_opaque = reads_once = True
 
-    def why_not(self, x, quantizer, *, axis, other):
+    def why_not(self, x, way):
+        quantizer = way.quantizer
         if quantizer.scale.candidates or isinstance(quantizer.rounding, MSEden):
             return "kernels know nothing of it"
         return None
 
-    def multiples(self, shape, quantizer, *, axis, other):
+    def multiples(self, shape, way):
         last = len(shape) - 1
-        padded = last if axis < last else last - 1
-        return {padded: 32 if padded == other else 20} if last else {}
+        padded = last if way.axis < last else last - 1
+        return {padded: 32 if padded == way.other else 20} if last else {}
 
 
 class Fitting(Opaque):
     """The same with a tile of one element."""
 
-    def multiples(self, shape, quantizer, *, axis, other):
+    def multiples(self, shape, way):
         return {}
 
 
@@ -105,8 +114,8 @@ class Divisible(Mosaic):
 
     is_divisible = True
 
-    def quantize(self, x, quantizer, **how):
-        return XLA.quantize(x, quantizer, **how)
+    def quantize(self, x, way, inputs):
+        return XLA.quantize(x, way, inputs)
 
     def quantize_all(self, x, ways):
         return XLA.quantize_all(x, ways)
@@ -133,6 +142,14 @@ def how(quantizer, axis):
         "start": (jnp.uint32(7), jnp.uint32(64)),
         "site": Site.WGRAD_DY,
     }
+
+
+def asked(quantizer, axis, **further):
+    """The same as a way and its inputs."""
+    given = how(quantizer, axis) | further
+    names = "outputs", "axis", "other", "site"
+    way = Way(quantizer, **{name: given.pop(name) for name in names})
+    return way, Inputs(**given)
 
 
 # Those of [2, 64, ...], from anywhere; beyond 2^31 where no row is.

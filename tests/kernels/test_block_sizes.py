@@ -18,7 +18,7 @@ def test_each_device_has_all_kernels_and_the_last_entry_has_no_end():
 
 
 def test_a_device_has_its_own_and_others_the_default(monkeypatch):
-    assert best("rows", 10**9) == 2  # of a CPU
+    assert best("triton_rows", 10**9) == 2  # of a CPU
     mine = {"rows": ((100, 4), (math.inf, 8))}
     monkeypatch.setattr(block_sizes, "TABLE", {"cpu": mine})
     assert [best("rows", n) for n in (99, 100, 101)] == [4, 4, 8]

@@ -1,6 +1,6 @@
 """Several quantizations from one read are what each is by itself."""
 
-import functools
+import dataclasses
 import re
 
 import jax
@@ -15,8 +15,10 @@ from fp4jax.kernels import devices
 from fp4jax.kernels.quantize import (
     INTERPRETED,
     MOSAIC,
+    Inputs,
     Output,
     Quantized,
+    Way,
     call,
     reference,
 )
@@ -45,14 +47,10 @@ def ways(name, ndim=2, key=KEY):
     sites = getattr(recipes, name)().sites
     row, first = jnp.uint32(64), jnp.uint32(0)
     return [
-        {
-            "quantizer": sites[site],
-            "outputs": tuple(Output),
-            "axis": axis % ndim,
-            "key": key,
-            "start": start,
-            "site": site,
-        }
+        (
+            Way(sites[site], tuple(Output), axis % ndim, site=site),
+            Inputs(key=key, start=start),
+        )
         for site, axis, start in (
             (Site.DGRAD_DY, -1, (row, first)),
             (Site.WGRAD_DY, -2, (first, row)),
@@ -62,12 +60,11 @@ def ways(name, ndim=2, key=KEY):
 
 def of_both(x, ways, backend):
     """Both quantizations as one operation."""
-    found = call.quantize_both(x, [way | {"backend": backend} for way in ways])
-    return list(map(parts, found))
+    return list(map(parts, call.quantize_both(x, ways, backend)))
 
 
 def of_each(x, ways):
-    return [parts(reference.quantize(x, **way)) for way in ways]
+    return [parts(reference.quantize(x, *way)) for way in ways]
 
 
 def kernels(function, *args):
@@ -77,17 +74,17 @@ def kernels(function, *args):
 
 def check(backend, x, name):
     """Compares what a backend makes of an array for both products with references."""
-    both = ways(name, x.ndim)
-    for way in both:
-        if way["quantizer"].tensor_scale is not None:
-            way["amax"] = jnp.float32(8)
+    both = []
+    for way, of in ways(name, x.ndim):
+        amax = None if way.quantizer.tensor_scale is None else jnp.float32(8)
+        both.append((way, dataclasses.replace(of, amax=amax)))
 
     def call(x):
         return list(map(parts, backend.quantize_all(x, both)))
 
     found = (call if backend == INTERPRETED else jax.jit(call))(x)
     for of, way in zip(found, both, strict=True):
-        expected = on_cpu(functools.partial(reference.quantize, **way), x)
+        expected = on_cpu(lambda x, way=way: reference.quantize(x, *way), x)
         assert_equal(Quantized(*of), expected)
 
 
@@ -118,7 +115,7 @@ def test_runs_and_widths_may_differ():
     tasks = []
     for name, axis, width in (("uniform-rht64", 1, 1), ("uniform", 0, 2)):
         quantizer = QUANTIZERS[name]
-        prepared = Prepared.of(x, quantizer, axis=axis)
+        prepared = Prepared.of(x, Way(quantizer, (), axis), Inputs())
         how = {"width": width, "interpret": interpret is not None}
         tiles = mosaic.geometry_of(prepared.view, quantizer, **how)
         tasks.append(Task(tiles, quantizer, tuple(Output), prepared.scalars))

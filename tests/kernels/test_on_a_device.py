@@ -1,7 +1,5 @@
 """What only real kernels can show."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +12,7 @@ from fp4jax.kernels.tile import Tile
 from fp4jax.numerics.groups import Groups
 from fp4jax.ops.grouped_matmul import scan_rows, scan_weights
 from tests.kernels import test_both
-from tests.kernels.cases import QUANTIZERS, how, parts, tensor
+from tests.kernels.cases import QUANTIZERS, asked, parts, tensor
 from tests.kernels.test_quantize import check
 
 WHY = devices.without_mosaic()
@@ -31,10 +29,8 @@ UNEVEN = np.random.default_rng(0).multinomial(500, np.ones(64) / 64)
 def test_a_hundred_runs_give_one_result(name, axis):
     quantizer, x = QUANTIZERS[name], tensor((2, 512, 512), jnp.bfloat16)
     amax = {"amax": jnp.float32(4)} if quantizer.tensor_scale else {}
-    call = functools.partial(
-        MOSAIC.quantize, quantizer=quantizer, **how(quantizer, axis), **amax
-    )
-    run = jax.jit(lambda x: parts(call(x)))
+    way, inputs = asked(quantizer, axis, **amax)
+    run = jax.jit(lambda x: parts(MOSAIC.quantize(x, way, inputs)))
     first, *others = (jax.device_get(run(x)) for _ in range(100))
     for other in others:
         jax.tree.map(np.testing.assert_array_equal, other, first)

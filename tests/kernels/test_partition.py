@@ -16,7 +16,15 @@ from fp4jax.kernels.choice import KERNELS, Kernels
 from fp4jax.kernels.partition import mesh_of, spread_of
 from fp4jax.kernels.quantize import quantize, quantize_blocks, reference
 from fp4jax.numerics.groups import Groups
-from tests.kernels.cases import FITTING, OPAQUE, QUANTIZERS, Opaque, assert_equal, how
+from tests.kernels.cases import (
+    FITTING,
+    OPAQUE,
+    QUANTIZERS,
+    Opaque,
+    asked,
+    assert_equal,
+    how,
+)
 
 AUTO, EXPLICIT = (jax.make_mesh((4, 2), ("a", "b"), (t, t)) for t in list(AxisType)[:2])
 X = jax.random.normal(jax.random.key(0), (8, 256, 128))
@@ -78,7 +86,7 @@ meshes = pytest.mark.parametrize("mesh", [AUTO, EXPLICIT], ids=["auto", "explici
 def check(mesh, name, axis, spec):
     quantizer = QUANTIZERS[name]
     (arrays, tensor_scale, signs), sent = compiled(mesh, name, axis, spec)
-    expected = reference.quantize(X, quantizer, **how(quantizer, axis))
+    expected = reference.quantize(X, *asked(quantizer, axis))
     assert_equal(reference.Quantized(arrays, tensor_scale, signs), expected)
     return sent
 
@@ -102,9 +110,9 @@ def test_no_device_needs_more_than_its_part(mesh, name, axis, spec, sent):
 
 def of_tokens(quantizer, axis, x, tokens, groups=None):
     """What a backend makes of rows whose random bits are those of tokens."""
-    keywords = how(quantizer, axis) | {"tokens": tokens, "groups": groups}
+    way = asked(quantizer, axis, tokens=tokens, groups=groups)
     with KERNELS(Kernels(quantize=OPAQUE)):
-        return quantize_blocks(x, quantizer, **keywords).quantized.arrays
+        return quantize_blocks(x, *way).quantized.arrays
 
 
 TOKENS = jax.random.bits(jax.random.key(3), X.shape[:2])
@@ -127,7 +135,7 @@ def test_tokens_are_where_their_rows_are(mesh, name, axis, spec):
 
     with jax.set_mesh(mesh):
         program = jax.jit(function).lower(X, TOKENS).compile()
-    expected = reference.quantize(X, quantizer, **how(quantizer, axis), tokens=TOKENS)
+    expected = reference.quantize(X, *asked(quantizer, axis, tokens=TOKENS))
     jax.tree.map(np.testing.assert_array_equal, program(X, TOKENS), expected.arrays)
     assert not re.findall(COLLECTIVE, program.as_text())
 
@@ -144,7 +152,7 @@ def test_entries_of_groups_have_their_scales_where_they_are(mesh):
         return of_tokens(quantizer, 1, spread_over(mesh, x, spec), tokens, groups)
 
     further = {"tokens": TOKENS, "groups": groups}
-    expected = reference.quantize(X, quantizer, **how(quantizer, 1), **further)
+    expected = reference.quantize(X, *asked(quantizer, 1, **further))
     with jax.set_mesh(mesh):
         found = function(X, TOKENS, groups)
     jax.tree.map(np.testing.assert_array_equal, found, expected.arrays)
@@ -157,8 +165,7 @@ def test_lanes_have_tokens_of_their_own(mesh):
     x, tokens = (a.reshape(2, 4, *a.shape[1:]) for a in (X, TOKENS))
 
     def by_reference(x, tokens):
-        keywords = how(quantizer, 1) | {"tokens": tokens}
-        return reference.quantize(x, quantizer, **keywords).arrays
+        return reference.quantize(x, *asked(quantizer, 1, tokens=tokens)).arrays
 
     lanes = list(map(by_reference, x, tokens))
     expected = jax.tree.map(lambda *of_lanes: jnp.stack(of_lanes), *lanes)
@@ -192,7 +199,7 @@ def test_explicit_axes_that_cut_runs_are_left_to_the_compiler():
 class Unable(Opaque):
     """Kernels that must not be called."""
 
-    def quantize(self, x, quantizer, **how):
+    def quantize(self, x, way, inputs):
         raise AssertionError(f"a kernel was called for {x}")
 
 

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from fp4jax.kernels import planes
-from fp4jax.kernels.quantize import Output, reference
+from fp4jax.kernels.quantize import Inputs, Output, Way, reference
 from fp4jax.numerics import E2M1, E4M3, UNIFORM, Quantizer, Scale, hadamard
 from tests.kernels.cases import QUANTIZERS, tensor
 
@@ -29,7 +29,8 @@ def test_values_codes_and_scales_equal_the_reference(name):
     quantized = planes.quantize(
         as_planes(x.astype(jnp.float32), size), quantizer, size=quantizer.block_size
     )
-    expected = reference.quantize(x, quantizer, outputs=tuple(Output), axis=1).arrays
+    way = Way(quantizer, tuple(Output), 1)
+    expected = reference.quantize(x, way, Inputs()).arrays
     operand = jnp.stack(planes.operand(quantized, jnp.bfloat16), -1)
     np.testing.assert_array_equal(operand.reshape(x.shape), expected[Output.OPERAND])
     codes = jnp.stack(planes.packed(quantized, quantizer, 8), -1)
@@ -54,6 +55,7 @@ def test_a_run_may_hold_several_blocks():
     )
     assert len(quantized.values) == 32
     assert len(quantized.scales) == 2
-    expected = reference.quantize(x, quantizer, outputs=[Output.SCALES], axis=1)
+    way = Way(quantizer, (Output.SCALES,), 1)
+    expected = reference.quantize(x, way, Inputs())
     scales = jnp.stack(planes.scale_codes(quantized, quantizer), -1)
     np.testing.assert_array_equal(scales, expected.arrays[Output.SCALES])

@@ -1,5 +1,4 @@
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +13,7 @@ from fp4jax.kernels.quantize import (
     XLA,
     Output,
     Quantized,
+    Way,
     api,
     quantize,
     reference,
@@ -37,6 +37,7 @@ from tests.kernels.cases import (
     OPAQUE,
     QUANTIZERS,
     TOKENS,
+    asked,
     assert_equal,
     backends,
     how,
@@ -51,24 +52,24 @@ axes = pytest.mark.parametrize("axis", [1, 2], ids=["columns", "rows"])
 dtypes = pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 
 
-def by_kernels(backend, x, quantizer, **how):
+def by_kernels(backend, x, way, inputs):
     """What kernels make of an array, and of its amax."""
-    names = ("axis", "key", "site")
-    if quantizer.tensor_scale is not None and "amax" not in how:
-        how["amax"] = backend.amax(x, quantizer, **{name: how[name] for name in names})
-    return backend.quantize(x, quantizer, **how)
+    if way.quantizer.tensor_scale is not None and inputs.amax is None:
+        amax = backend.amax(x, way, inputs.key)
+        inputs = dataclasses.replace(inputs, amax=amax)
+    return backend.quantize(x, way, inputs)
 
 
 def check(backend, x, quantizer, axis, outputs=tuple(Output), **further):
     """Compares a kernel with the reference."""
-    keywords = how(quantizer, axis) | further
+    of_kernel = asked(quantizer, axis, **further, outputs=outputs)
 
     def call(x):
-        of_kernel = keywords | {"outputs": outputs}
-        return parts(by_kernels(backend, x, quantizer, **of_kernel))
+        return parts(by_kernels(backend, x, *of_kernel))
 
     found = Quantized(*(call if backend == INTERPRETED else jax.jit(call))(x))
-    expected = on_cpu(lambda x: XLA.quantize(x, quantizer, **keywords), x)
+    of_all = asked(quantizer, axis, **further)
+    expected = on_cpu(lambda x: XLA.quantize(x, *of_all), x)
     arrays = {output: expected.arrays[output] for output in outputs}
     expected = dataclasses.replace(expected, arrays=arrays)
     assert_equal(found, expected)
@@ -150,12 +151,11 @@ def test_magnitudes_of_every_size(name, axis, backend):
 @axes
 def test_shapes_are_padded_to_what_the_kernel_takes(name, axis, backend):
     quantizer, x = QUANTIZERS[name], tensor((2, 40, 72), jnp.bfloat16)
-    how_ = how(quantizer, axis)
-    sizes = {"axis": axis, "other": how_["other"]}
-    assert backend.why_not(x, quantizer, **sizes) is None
+    way, inputs = asked(quantizer, axis)
+    assert backend.why_not(x, way) is None
     with KERNELS(Kernels(quantize=backend)):
-        padded = quantize(x, quantizer, **how_)
-    assert_equal(padded, reference.quantize(x, quantizer, **how_))
+        padded = quantize(x, quantizer, **how(quantizer, axis))
+    assert_equal(padded, reference.quantize(x, way, inputs))
 
 
 @backends
@@ -173,12 +173,11 @@ def test_edge_values(name, value, backend):
 @mosaic
 @pytest.mark.parametrize("name, axis", [("uniform-rht-sr", 2), ("nvfp4-square", 1)])
 def test_lowers_for_cuda(name, axis):
-    quantizer = QUANTIZERS[name]
-    call = functools.partial(
-        by_kernels, MOSAIC, quantizer=quantizer, **how(quantizer, axis)
-    )
+    way, inputs = asked(QUANTIZERS[name], axis)
     x = jax.ShapeDtypeStruct((2, 64, 128), jnp.bfloat16)
-    arrays = jax.jit(lambda x: call(x).arrays[Output.OPERAND])
+    arrays = jax.jit(
+        lambda x: by_kernels(MOSAIC, x, way, inputs).arrays[Output.OPERAND]
+    )
     text = arrays.trace(x).lower(lowering_platforms=("cuda",)).as_text()
     assert "mosaic_gpu" in text
 
@@ -199,7 +198,7 @@ def test_says_what_it_cannot_do(shape, axis, name, complaint):
     quantizer = QUANTIZERS[name]
     other = 1 - axis if quantizer.is_square else None
     x = jnp.zeros(shape, jnp.bfloat16)
-    assert complaint in mosaic.unsupported(x, quantizer, axis=axis, other=other)
+    assert complaint in mosaic.unsupported(x, Way(quantizer, (), axis, other))
 
 
 @mosaic
@@ -210,9 +209,13 @@ def test_recipes_beyond_it_are_named():
     four_over_six = recipes.four_over_six().fprop.x
     eden = recipes.quartet2().wgrad.dy
     half = x.astype(jnp.float16)
-    assert "candidate" in mosaic.unsupported(x, four_over_six, axis=1)
-    assert "MSEden" in mosaic.unsupported(x, eden, axis=1)
-    assert "float16" in mosaic.unsupported(half, QUANTIZERS["uniform"], axis=1)
+
+    def why(x, quantizer):
+        return mosaic.unsupported(x, Way(quantizer, (), 1))
+
+    assert "candidate" in why(x, four_over_six)
+    assert "MSEden" in why(x, eden)
+    assert "float16" in why(half, QUANTIZERS["uniform"])
 
 
 no_kernel = pytest.mark.skipif(not devices.without_mosaic(), reason="it runs here")
@@ -262,5 +265,5 @@ def test_chooses_what_runs_here_and_says_why(caplog):
     api._say.cache_clear()  # products of other tests may have said it
     with caplog.at_level("INFO"):
         chosen = quantize(x, quantizer, **how(quantizer, 2))
-    assert_equal(chosen, reference.quantize(x, quantizer, **how(quantizer, 2)))
+    assert_equal(chosen, reference.quantize(x, *asked(quantizer, 2)))
     assert "quantize runs in XLA: " in caplog.text

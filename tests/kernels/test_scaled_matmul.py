@@ -10,7 +10,7 @@ from jax import lax
 
 from fp4jax.kernels import devices
 from fp4jax.kernels.choice import KERNELS, Kernels
-from fp4jax.kernels.quantize import Output, Quantized, Written, reference
+from fp4jax.kernels.quantize import Inputs, Output, Quantized, Way, Written, reference
 from fp4jax.kernels.scaled_matmul import api, decode, scaled_matmul
 from fp4jax.kernels.scaled_matmul.backends import Mosaic
 from fp4jax.kernels.tile import Tile
@@ -50,12 +50,10 @@ def packed(quantizer, axis, shape=(64, 128), seed=0):
     x = jax.random.randint(keys[0], shape, -6, 7) * 1.0
     x = x * 2.0 ** jax.random.randint(keys[1], shape, -3, 4)
     other = 1 - axis if quantizer.is_square else None
-    how = {"axis": axis, "other": other, "outputs": (Output.CODES, Output.SCALES)}
-    axes = (axis,) if other is None else (0, 1)
-    tiling = Tiling(shape, dict.fromkeys(axes, quantizer.block_size))
-    return Written(
-        reference.quantize(x, quantizer, **how), quantizer, tiling, axis, axis
-    )
+    way = Way(quantizer, (Output.CODES, Output.SCALES), axis, other)
+    tiling = Tiling(shape, dict.fromkeys(way.axes, quantizer.block_size))
+    found = reference.quantize(x, way, Inputs())
+    return Written(found, quantizer, tiling, axis, axis)
 
 
 def integers(shape):

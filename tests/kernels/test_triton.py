@@ -1,5 +1,6 @@
 """Triton kernels without a GPU: as PTX, as calls of JAX, and interpreted."""
 
+import dataclasses
 import functools
 import os
 import re
@@ -15,10 +16,10 @@ import fp4jax
 from fp4jax import recipes
 from fp4jax.kernels import devices
 from fp4jax.kernels.choice import KERNELS, Kernels
-from fp4jax.kernels.quantize import MOSAIC, TRITON, Output, api
+from fp4jax.kernels.quantize import MOSAIC, TRITON, Output, Way, api
 from fp4jax.kernels.quantize.backends import Triton
 from fp4jax.numerics import E2M1, Hadamard, Quantizer
-from tests.kernels.cases import QUANTIZERS, how
+from tests.kernels.cases import QUANTIZERS, asked
 
 triton = pytest.importorskip("triton", reason="Triton is among the extras of GPUs")
 INTERPRETS = "TRITON_INTERPRET" in os.environ
@@ -30,12 +31,10 @@ capabilities = pytest.mark.parametrize("capability", [80, 90])
 
 def call(backend, quantizer, axis, x):
     """All that a kernel makes of an array, of an amax of its own."""
-    keywords = how(quantizer, axis)
+    way, inputs = asked(quantizer, axis)
     if quantizer.tensor_scale is not None:
-        names = ("axis", "key", "site")
-        of_amax = {name: keywords[name] for name in names}
-        keywords["amax"] = backend.amax(x, quantizer, **of_amax)
-    return backend.quantize(x, quantizer, **keywords).arrays
+        inputs = dataclasses.replace(inputs, amax=backend.amax(x, way, inputs.key))
+    return backend.quantize(x, way, inputs).arrays
 
 
 def compiled(kernel, arrays, out_types, capability, constants):
@@ -201,9 +200,8 @@ def test_says_what_it_cannot_do(shape, axis, name, complaint):
     quantizer = (QUANTIZERS | others)[name]
     other = axis + 1 if quantizer.is_square else None
     x = jax.ShapeDtypeStruct(shape, jnp.bfloat16)
-    assert re.search(
-        complaint, Triton(80).why_not(x, quantizer, axis=axis, other=other)
-    )
+    way = Way(quantizer, (), axis, other)
+    assert re.search(complaint, Triton(80).why_not(x, way))
 
 
 class Gpu:
@@ -226,14 +224,14 @@ def test_needs_a_gpu_and_its_library(monkeypatch):
 
 
 def test_is_taken_where_mosaic_is_not(monkeypatch):
-    quantizer, x = QUANTIZERS["uniform"], jnp.ones((256, 256))
+    way, x = Way(QUANTIZERS["uniform"], (), 1), jnp.ones((256, 256))
     monkeypatch.setitem(sys.modules, "jax_triton", triton)
     monkeypatch.setattr(devices, "too_old", lambda: None)
     found = []
     for capability in ("7.5", "8.9", "9.0"):
         monkeypatch.setattr(devices, "default", lambda c=capability: Gpu(c))
-        found.append(api._backend(x, quantizer, 1, None, None))
+        found.append(api._backend(x, way))
     assert found == [None, TRITON, MOSAIC]
     with pytest.raises(NotImplementedError, match="'mosaic' cannot do this: .* 9.0"):
         monkeypatch.setattr(devices, "default", lambda: Gpu("8.0"))
-        api._backend(x, quantizer, 1, None, "mosaic")
+        api._backend(x, way, "mosaic")

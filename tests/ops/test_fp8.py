@@ -13,7 +13,7 @@ from fp4jax import recipes
 from fp4jax.numerics import E2M1, E8M0, UNIFORM, Quantizer, Scale, Site
 from fp4jax.ops import fp8
 from fp4jax.ops.noise import Noise
-from fp4jax.ops.operands import make_operand
+from fp4jax.ops.operands import Asked, make_operand
 
 MATRICES = (((1,), (0,)), ((), ()))
 RECIPES = {
@@ -90,8 +90,8 @@ def test_equals_the_bfloat16_path(name):
 
 
 def operand(x, quantizer):
-    other = {"batch": 0, "site": Site.FPROP_X, "noise": Noise(jax.random.key(0))}
-    return make_operand(x, quantizer, axis=1, **other)
+    asked = Asked(quantizer, Site.FPROP_X, Noise(jax.random.key(0)))
+    return make_operand(x, asked, axis=1, batch=0)
 
 
 @pytest.mark.parametrize("grid, binades", [(E2M1, 14), (UNIFORM, 15)])

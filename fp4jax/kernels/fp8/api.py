@@ -11,6 +11,7 @@ from fp4jax.kernels.choice import chosen
 from fp4jax.kernels.fp8 import partition
 from fp4jax.kernels.partition import Spread, is_whole
 from fp4jax.kernels.quantize.backends import MOSAIC, Mosaic
+from fp4jax.kernels.quantize.way import Way
 from fp4jax.numerics import Quantizer
 
 
@@ -34,14 +35,13 @@ def supports(backend: Mosaic, x: Any, quantizer: Quantizer) -> bool:
       x: [r, c], an array or its abstract value.
       quantizer: of square blocks under powers of two.
     """
-    if backend.why_not(x, quantizer, axis=1, other=0) is not None:
+    ways = [Way(quantizer, (), axis, 1 - axis) for axis in (1, 0)]
+    if backend.why_not(x, ways[0]) is not None:
         return False
     return not any(
         x.shape[axis] % multiple
-        for order in ((1, 0), (0, 1))
-        for axis, multiple in backend.multiples(
-            x.shape, quantizer, axis=order[0], other=order[1]
-        ).items()
+        for way in ways
+        for axis, multiple in backend.multiples(x.shape, way).items()
     )
 
 

@@ -10,4 +10,6 @@ from fp4jax.kernels.quantize.backends import TRITON as TRITON
 from fp4jax.kernels.quantize.backends import XLA as XLA
 from fp4jax.kernels.quantize.outputs import Output as Output
 from fp4jax.kernels.quantize.outputs import Quantized as Quantized
+from fp4jax.kernels.quantize.way import Inputs as Inputs
+from fp4jax.kernels.quantize.way import Way as Way
 from fp4jax.kernels.quantize.written import Written as Written

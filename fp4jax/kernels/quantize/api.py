@@ -3,20 +3,19 @@
 import functools
 import logging
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import jax
 
 from fp4jax.kernels.choice import chosen
 from fp4jax.kernels.quantize import call, partition, reference
-from fp4jax.kernels.quantize.backends import KERNELS_OF_GPUS, Backend, whole_blocks
+from fp4jax.kernels.quantize.backends import KERNELS_OF_GPUS, Backend
 from fp4jax.kernels.quantize.outputs import Output, Quantized
+from fp4jax.kernels.quantize.way import Inputs, Way
 from fp4jax.kernels.quantize.written import Written
 from fp4jax.numerics import Quantizer, Site, blockwise
 from fp4jax.numerics.blocks import Tiling
 from fp4jax.numerics.blockwise import Blocks
-from fp4jax.numerics.blockwise import quantize_blocks as by_xla
-from fp4jax.numerics.groups import Groups
 
 Implementation = Literal["mosaic", "triton", "xla"]
 _log = logging.getLogger(__name__)
@@ -72,115 +71,76 @@ def quantize(
     _check_outputs(outputs)
     blockwise.check(x, quantizer, key=key, amax=amax)
     axis, other = blockwise.checked_axes(x, quantizer, axis=axis, other=other)
-    how: dict[str, Any] = {"axis": axis, "other": other, "key": key}
-    how |= {"amax": amax, "start": start, "site": site}
-    backend = None
-    if implementation != "xla":
-        backend = _backend(x, quantizer, axis, other, implementation)
+    way, inputs = (
+        Way(quantizer, tuple(outputs), axis, other, site),
+        Inputs(key, amax, start),
+    )
+    backend = None if implementation == "xla" else _backend(x, way, implementation)
     if backend is None:
-        with partition.explaining(x, quantizer, axis, other):
-            return reference.quantize(x, quantizer, outputs=outputs, **how)
-    found = call.quantize(x, quantizer, backend=backend, outputs=outputs, **how)
-    return _cut(found, x.shape, quantizer, axis, other)
+        with partition.explaining(x, way):
+            return reference.quantize(x, way, inputs)
+    return _cut(call.quantize(x, way, inputs, backend), x.shape, way)
 
 
-def quantize_blocks(
-    x: jax.Array,
-    quantizer: Quantizer,
-    *,
-    outputs: Sequence[Output],
-    tokens: jax.Array | None = None,
-    groups: Groups | None = None,
-    **how: Any,
-) -> Blocks | Written:
+def quantize_blocks(x: jax.Array, way: Way, inputs: Inputs) -> Blocks | Written:
     """Quantizes an array for products, or to be stored.
 
     Args:
       x: as of `numerics.blockwise.quantize_blocks`.
-      quantizer: likewise.
-      outputs: what will be read of the result, where a kernel writes it; what is not
-        among them is decoded of `CODES` and `SCALES`, which then must be.
-      tokens: likewise.
-      groups: likewise.
-      **how: likewise, its further arguments.
+      way: how. Its outputs are what will be read of the result, where a kernel writes
+        it; what is not among them is decoded of `CODES` and `SCALES`, which then must
+        be.
+      inputs: what else is read; groups only where there is a tensor scale.
     """
-    if quantizer.tensor_scale is None:
-        groups = None
-    how |= {"tokens": tokens, "groups": groups}
-    backend = _of_blocks(x, quantizer, **how)
+    backend = _of_blocks(x, way, inputs)
     if backend is None:
-        with partition.explaining(x, quantizer, how["axis"], how.get("other")):
-            return by_xla(x, quantizer, **how)
-    found = call.quantize(x, quantizer, backend=backend, outputs=outputs, **how)
-    return _written(found, x, quantizer, **how)
+        with partition.explaining(x, way):
+            return reference.quantize_blocks(x, way, inputs)
+    return _written(call.quantize(x, way, inputs, backend), x, way)
 
 
-def quantize_both(x: jax.Array, ways: Sequence[dict[str, Any]]) -> list[Written] | None:
+def quantize_both(
+    x: jax.Array, ways: Sequence[tuple[Way, Inputs]]
+) -> list[Written] | None:
     """Quantizes an array for two products, where a kernel does from one read of it.
 
     Args:
       x: as of `quantize_blocks`.
-      ways: likewise, the further arguments of each.
+      ways: likewise, and with each its inputs.
 
     Returns:
       What `quantize_blocks` does of each; None where it would read the array twice.
     """
-    backends = {_of_blocks(x, **way) for way in ways}
+    backends = {_of_blocks(x, *way) for way in ways}
     backend = backends.pop()
     if backends or backend is None or not backend.reads_once:
         return None
-    for way in ways:
-        sizes = whole_blocks(way["quantizer"], way["axis"], way["other"])
-        if any(x.shape[i] % size for i, size in sizes.items()):
-            return None
-    found = call.quantize_both(x, [way | {"backend": backend} for way in ways])
-    return [_written(of, x, **way) for of, way in zip(found, ways, strict=True)]
-
-
-def _of_blocks(
-    x: jax.Array,
-    quantizer: Quantizer,
-    *,
-    axis: int,
-    other: int | None = None,
-    tokens: jax.Array | None = None,
-    groups: Groups | None = None,
-    **how: Any,
-) -> Backend | None:
-    """Returns who quantizes for products; None if XLA does."""
-    del how
-    # Rows that draw by where they stand may go in pieces, which are of no entries.
-    if groups is not None and tokens is None and quantizer.is_stochastic:
+    sizes = [size for way, _ in ways for size in way.runs.items()]
+    if any(x.shape[i] % size for i, size in sizes):
         return None
-    return _backend(x, quantizer, axis, other, None)
+    found = call.quantize_both(x, ways, backend)
+    return [_written(of, x, way) for of, (way, _) in zip(found, ways, strict=True)]
 
 
-def _written(
-    found: Quantized,
-    x: jax.Array,
-    quantizer: Quantizer,
-    *,
-    axis: int,
-    other: int | None = None,
-    **how: Any,
-) -> Written:
+def _of_blocks(x: jax.Array, way: Way, inputs: Inputs) -> Backend | None:
+    """Returns who quantizes for products; None if XLA does."""
+    # Rows that draw by where they stand may go in pieces, which are of no entries.
+    has_pieces = way.quantizer.is_stochastic and inputs.tokens is None
+    return None if inputs.groups is not None and has_pieces else _backend(x, way)
+
+
+def _written(found: Quantized, x: jax.Array, way: Way) -> Written:
     """Returns outputs of kernels as what products read."""
-    del how
-    shape = list(x.shape)
+    shape, axis, quantizer = list(x.shape), way.axis, way.quantizer
     shape[axis] += -shape[axis] % quantizer.multiple
-    sizes = {i: quantizer.block_size for i in (axis, other) if i is not None}
+    sizes = dict.fromkeys(way.axes, quantizer.block_size)
     return Written(found, quantizer, Tiling(tuple(shape), sizes), axis, axis)
 
 
 def _backend(
-    x: jax.Array,
-    quantizer: Quantizer,
-    axis: int,
-    other: int | None,
-    implementation: Implementation | None,
+    x: jax.Array, way: Way, implementation: Implementation | None = None
 ) -> Backend | None:
     """Returns who quantizes, None if XLA does, which divides its work by itself."""
-    axes = {"axis": axis, "other": other}
     candidates = dict(KERNELS_OF_GPUS)
     if implementation is not None:
         candidates = {implementation: candidates[implementation]}
@@ -188,10 +148,10 @@ def _backend(
         if not backend.is_opaque:
             return None
         candidates = {type(backend).__name__: backend}
-    of_any = partition.why_not(x, quantizer, **axes)
+    of_any = partition.why_not(x, way)
     reasons: dict[str, str] = {}
     for name, backend in candidates.items():
-        why = of_any or backend.why_not(x, quantizer, **axes)
+        why = of_any or backend.why_not(x, way)
         if why is None:
             return backend
         reasons[name] = why
@@ -213,17 +173,12 @@ def _check_outputs(outputs: Sequence[Output]) -> None:
         )
 
 
-def _cut(
-    found: Quantized,
-    shape: tuple[int, ...],
-    quantizer: Quantizer,
-    axis: int,
-    other: int | None,
-) -> Quantized:
+def _cut(found: Quantized, shape: tuple[int, ...], way: Way) -> Quantized:
     """Returns a result without what was added along the other axis of squares."""
-    if other is None or shape[other] % quantizer.block_size == 0:
+    other, size = way.other, way.quantizer.block_size
+    if other is None or shape[other] % size == 0:
         return found
-    sizes = {Output.SCALES: -(-shape[other] // quantizer.block_size)}
+    sizes = {Output.SCALES: -(-shape[other] // size)}
     arrays = {
         output: jax.lax.slice_in_dim(
             array, 0, sizes.get(output, shape[other]), axis=other

@@ -12,29 +12,17 @@ from fp4jax.kernels import devices
 from fp4jax.kernels.amax import tensor_amax
 from fp4jax.kernels.quantize import reference
 from fp4jax.kernels.quantize.outputs import Quantized
-from fp4jax.numerics import Quantizer, Site, blocks, hadamard
+from fp4jax.kernels.quantize.way import Inputs, Way
+from fp4jax.numerics import blocks, hadamard
 from fp4jax.numerics.groups import Groups
 
 
-def whole_blocks(quantizer: Quantizer, axis: int, other: int | None) -> dict[int, int]:
-    """Returns what blocked axes are padded to a multiple of, before anything else."""
-    of_other = {} if other is None else {other: quantizer.block_size}
-    return {axis: quantizer.multiple} | of_other
-
-
-def rotated(
-    x: jax.Array,
-    quantizer: Quantizer,
-    *,
-    axis: int,
-    key: jax.Array | None,
-    site: Site,
-) -> jax.Array:
+def rotated(x: jax.Array, way: Way, key: jax.Array | None) -> jax.Array:
     """Rotates an array as the reference does, if at all."""
-    if (rotation := quantizer.rotation) is None:
+    if (rotation := way.quantizer.rotation) is None:
         return x
-    signs = hadamard.sign_vector(rotation, key, site.signs_stream)
-    return hadamard.rotate(x, signs, axis)
+    signs = hadamard.sign_vector(rotation, key, way.site.signs_stream)
+    return hadamard.rotate(x, signs, way.axis)
 
 
 class Backend(abc.ABC):
@@ -54,42 +42,25 @@ class Backend(abc.ABC):
         return True
 
     @abc.abstractmethod
-    def why_not(
-        self, x: jax.Array, quantizer: Quantizer, *, axis: int, other: int | None
-    ) -> str | None:
+    def why_not(self, x: jax.Array, way: Way) -> str | None:
         """Returns what of a call it cannot do, or None."""
 
     @abc.abstractmethod
-    def multiples(
-        self,
-        shape: tuple[int, ...],
-        quantizer: Quantizer,
-        *,
-        axis: int,
-        other: int | None,
-    ) -> dict[int, int]:
+    def multiples(self, shape: tuple[int, ...], way: Way) -> dict[int, int]:
         """Returns what axes in whole blocks must be padded to a multiple of."""
 
     @abc.abstractmethod
-    def quantize(self, x: jax.Array, quantizer: Quantizer, **how: Any) -> Quantized:
+    def quantize(self, x: jax.Array, way: Way, inputs: Inputs) -> Quantized:
         """Quantizes an array as `reference.quantize` does."""
 
     def quantize_all(
-        self, x: jax.Array, ways: Sequence[dict[str, Any]]
+        self, x: jax.Array, ways: Sequence[tuple[Way, Inputs]]
     ) -> list[Quantized]:
-        """Quantizes an array in several ways, the arguments of `quantize` of each."""
-        return [self.quantize(x, **way) for way in ways]
+        """Quantizes an array in several ways, with what each reads beside it."""
+        return [self.quantize(x, *way) for way in ways]
 
     @abc.abstractmethod
-    def amax(
-        self,
-        x: jax.Array,
-        quantizer: Quantizer,
-        *,
-        axis: int,
-        key: jax.Array | None,
-        site: Site,
-    ) -> jax.Array:
+    def amax(self, x: jax.Array, way: Way, key: jax.Array | None) -> jax.Array:
         """Returns float32 [], what a fresh tensor scale is made of."""
 
 
@@ -99,24 +70,24 @@ class Xla(Backend):
 
     is_opaque: ClassVar[bool] = False
 
-    def why_not(self, x, quantizer, *, axis, other) -> None:
+    def why_not(self, x, way) -> None:
         """It can do every call."""
-        del x, quantizer, axis, other
+        del x, way
 
-    def multiples(self, shape, quantizer, *, axis, other) -> dict[int, int]:
+    def multiples(self, shape, way) -> dict[int, int]:
         """It takes every shape."""
-        del shape, quantizer, axis, other
+        del shape, way
         return {}
 
-    def quantize(self, x, quantizer, **how) -> Quantized:
+    def quantize(self, x, way, inputs) -> Quantized:
         """Calls the reference, for which amaxes of entries are those of groups."""
-        if (amax := how.get("amax")) is not None and amax.ndim:
-            how["groups"] = Groups(None, amax.size)
-        return reference.quantize(x, quantizer, **how)
+        if (amax := inputs.amax) is not None and amax.ndim:
+            inputs = dataclasses.replace(inputs, groups=Groups(None, amax.size))
+        return reference.quantize(x, way, inputs)
 
-    def amax(self, x, quantizer, *, axis, key, site) -> jax.Array:
+    def amax(self, x, way, key) -> jax.Array:
         """Rotates as the reference does."""
-        return blocks.amax(rotated(x, quantizer, axis=axis, key=key, site=site))
+        return blocks.amax(rotated(x, way, key))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +107,7 @@ class Mosaic(Backend):
         """An interpreter calls back."""
         return not self.interpreted
 
-    def why_not(self, x, quantizer, *, axis, other) -> str | None:
+    def why_not(self, x, way) -> str | None:
         """Asks the device, then the kernel, of the array as it would be padded."""
         why = devices.too_old() if self.interpreted else devices.without_mosaic()
         if why is not None:
@@ -145,35 +116,32 @@ class Mosaic(Backend):
             return f"x must not be empty, got shape={x.shape}"
         from fp4jax.kernels.quantize import mosaic
 
-        how = {"axis": axis, "other": other}
         found: list[str | None] = []
 
         def ask(x: jax.Array) -> None:
-            x = blocks.pad_to_multiple(x, whole_blocks(quantizer, axis, other))
-            x = blocks.pad_to_multiple(x, self.multiples(x.shape, quantizer, **how))
-            found.append(mosaic.unsupported(x, quantizer, **how))
+            x = blocks.pad_to_multiple(x, way.runs)
+            x = blocks.pad_to_multiple(x, self.multiples(x.shape, way))
+            found.append(mosaic.unsupported(x, way))
 
         jax.eval_shape(ask, jax.ShapeDtypeStruct(x.shape, x.dtype))
         return found[0]
 
-    def multiples(self, shape, quantizer, *, axis, other) -> dict[int, int]:
+    def multiples(self, shape, way) -> dict[int, int]:
         """A warpgroup has no room for a part of a tile."""
-        last = len(shape) - 1
+        axis, last = way.axis, len(shape) - 1
         if len(shape) == 1:
             return {}
         padded = last if axis < last else last - 1
-        if quantizer.is_square:
+        if way.quantizer.is_square:
             return dict(zip((last - 1, last), devices.TILE_OF_SQUARES, strict=True))
         free = math.prod(shape[axis + 1 : -1] if axis < last else shape[:padded])
         if axis == last:
-            free *= shape[axis] // quantizer.multiple
+            free *= shape[axis] // way.quantizer.multiple
         return {padded: devices.WARPGROUP // math.gcd(devices.WARPGROUP, free)}
 
-    def quantize(self, x, quantizer, **how) -> Quantized:
-        """Calls the kernel."""
-        from fp4jax.kernels.quantize import mosaic
-
-        return mosaic.quantize(x, quantizer, **how, interpret=self.interpret)
+    def quantize(self, x, way, inputs) -> Quantized:
+        """Calls a kernel."""
+        return self.quantize_all(x, [(way, inputs)])[0]
 
     def quantize_all(self, x, ways) -> list[Quantized]:
         """Calls one kernel."""
@@ -181,14 +149,12 @@ class Mosaic(Backend):
 
         return mosaic.quantize_all(x, ways, interpret=self.interpret)
 
-    def amax(self, x, quantizer, *, axis, key, site) -> jax.Array:
+    def amax(self, x, way, key) -> jax.Array:
         """Calls the kernel of rotated arrays; XLA reads others as fast."""
-        rotation = quantizer.rotation
-        if rotation is None:
+        if (rotation := way.quantizer.rotation) is None:
             return blocks.amax(x)
-        return tensor_amax(
-            x, rotation, axis=axis, key=key, site=site, interpret=self.interpret
-        )
+        how: dict[str, Any] = {"axis": way.axis, "key": key, "site": way.site}
+        return tensor_amax(x, rotation, **how, interpret=self.interpret)
 
     @property
     def interpret(self) -> Any:
@@ -207,7 +173,7 @@ class Triton(Backend):
     capability: int | None = None
     is_opaque: ClassVar[bool] = True
 
-    def why_not(self, x, quantizer, *, axis, other) -> str | None:
+    def why_not(self, x, way) -> str | None:
         """Asks the device, where no other is named, then the kernel."""
         why = None if self.capability else devices.without_triton()
         if why is not None:
@@ -216,26 +182,26 @@ class Triton(Backend):
             return f"x must not be empty, got shape={x.shape}"
         from fp4jax.kernels.quantize import triton
 
-        return triton.unsupported(x, quantizer, axis=axis, other=other)
+        return triton.unsupported(x, way)
 
-    def multiples(self, shape, quantizer, *, axis, other) -> dict[int, int]:
+    def multiples(self, shape, way) -> dict[int, int]:
         """Programs mask what of their tile is beyond the array."""
-        del shape, quantizer, axis, other
+        del shape, way
         return {}
 
-    def quantize(self, x, quantizer, **how) -> Quantized:
+    def quantize(self, x, way, inputs) -> Quantized:
         """Calls the kernel."""
         from fp4jax.kernels.quantize import triton
 
-        return triton.quantize(x, quantizer, **how, capability=self.capability)
+        return triton.quantize(x, way, inputs, capability=self.capability)
 
-    def amax(self, x, quantizer, *, axis, key, site) -> jax.Array:
+    def amax(self, x, way, key) -> jax.Array:
         """Calls the kernel of rotated arrays; XLA reads others as fast."""
-        if (rotation := quantizer.rotation) is None:
+        if (rotation := way.quantizer.rotation) is None:
             return blocks.amax(x)
         from fp4jax.kernels.amax import triton
 
-        how: dict[str, Any] = {"axis": axis, "key": key, "site": site}
+        how: dict[str, Any] = {"axis": way.axis, "key": key, "site": way.site}
         return triton.tensor_amax(x, rotation, **how, capability=self.capability)
 
 

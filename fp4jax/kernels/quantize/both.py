@@ -11,7 +11,8 @@ import jax
 from fp4jax.kernels.partition import Spread
 from fp4jax.kernels.quantize import part
 from fp4jax.kernels.quantize.backends import Backend
-from fp4jax.kernels.quantize.part import Call, Inputs, Scalars
+from fp4jax.kernels.quantize.part import Call
+from fp4jax.kernels.quantize.way import Inputs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Both:
     """What is static about them, with the methods of a `Call`.
 
     Attributes:
-      calls: of one backend; their scalars are a tuple, and their results follow one
+      calls: of one backend; their inputs are a tuple, and their results follow one
         another.
     """
 
@@ -47,9 +48,9 @@ class Both:
         """As of `Call`."""
         return Both(tuple(call.of_a_lane() for call in self.calls))
 
-    def treats_rows_alike(self, scalars: tuple[Scalars, ...]) -> bool:
+    def treats_rows_alike(self, inputs: tuple[Inputs, ...]) -> bool:
         """As of `Call`."""
-        return all(c.treats_rows_alike(s) for c, s in self._each(scalars))
+        return all(call.treats_rows_alike(of) for call, of in self._each(inputs))
 
     @property
     def runs(self) -> dict[int, int]:
@@ -58,35 +59,35 @@ class Both:
         axes = sorted(set[int]().union(*runs))
         return {i: math.lcm(*(of.get(i, 1) for of in runs)) for i in axes}
 
-    def returns(self, scalars: tuple[Scalars, ...]) -> tuple[bool, ...]:
+    def returns(self, inputs: tuple[Inputs, ...]) -> tuple[bool, ...]:
         """As of `Call`."""
-        return _joined(c.returns(s) for c, s in self._each(scalars))
+        return _joined(call.returns(of) for call, of in self._each(inputs))
 
     def quantize(
-        self, x: jax.Array, scalars: tuple[Scalars, ...], spread: Spread = ()
+        self, x: jax.Array, inputs: tuple[Inputs, ...], spread: Spread = ()
     ) -> tuple[Any, ...]:
         """As of `Call`; one after the other where a kernel would have to pad a part."""
         spread = spread or ((),) * x.ndim
         if self.lanes:
-            return part.lane_by_lane(self, x, scalars, spread)
-        each = self._each(scalars)
+            return part.lane_by_lane(self, x, inputs, spread)
+        each = self._each(inputs)
         places = [part.place(call, x.shape, of, spread) for call, of in each]
-        apart = [strides for _, strides in places]
-        if not all(map(part.fits, self.calls, itertools.repeat(x), apart)):
+        if not all(
+            part.fits(c, x, p[1]) for c, p in zip(self.calls, places, strict=True)
+        ):
             return _joined(call.quantize(x, of, spread) for call, of in each)
-        inputs = [Inputs.of(call, x, of, spread) for call, of in each]
-        ways = [
-            part.way(call, given, start)
-            for call, given, (start, _) in zip(self.calls, inputs, places, strict=True)
-        ]
-        found = self.backend.quantize_all(x, ways)
+        given = tuple(
+            dataclasses.replace(part.of_all(call, x, of, spread), start=start)
+            for (call, of), (start, _) in zip(each, places, strict=True)
+        )
+        found = self.backend.quantize_all(x, self._each(given))
         return _joined(
-            call.results(map(of.arrays.__getitem__, call.outputs), given, others)
-            for of, (call, others), given in zip(found, each, inputs, strict=True)
+            call.results(map(of.arrays.__getitem__, call.outputs), read, asked)
+            for of, read, (call, asked) in zip(found, given, each, strict=True)
         )
 
-    def _each(self, scalars: tuple[Scalars, ...]) -> list[tuple[Call, Scalars]]:
-        return list(zip(self.calls, scalars, strict=True))
+    def _each(self, inputs: tuple[Inputs, ...]) -> list[tuple[Call, Inputs]]:
+        return list(zip(self.calls, inputs, strict=True))
 
 
 def _joined(tuples: Iterable[tuple[Any, ...]]) -> tuple[Any, ...]:

@@ -8,14 +8,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from fp4jax.kernels.quantize.outputs import Output, Quantized
+from fp4jax.kernels.quantize.way import Inputs, Way
 from fp4jax.kernels.view import View
-from fp4jax.numerics import (
-    Quantizer,
-    Site,
-    Stochastic,
-    hadamard,
-    random_bits,
-)
+from fp4jax.numerics import Quantizer, Stochastic, hadamard, random_bits
 from fp4jax.numerics.blockwise import tensor_level
 from fp4jax.numerics.rounding import Nearest
 
@@ -62,39 +57,28 @@ class Prepared:
     shape_of_scales: tuple[int, ...]
 
     @classmethod
-    def of(
-        cls,
-        x: jax.Array,
-        quantizer: Quantizer,
-        *,
-        axis: int,
-        other: int | None = None,
-        key: jax.Array | None = None,
-        amax: jax.Array | None = None,
-        start: tuple[jax.Array, jax.Array] | None = None,
-        tokens: jax.Array | None = None,
-        site: Site = Site.FPROP_X,
-    ) -> "Prepared":
+    def of(cls, x: jax.Array, way: Way, inputs: Inputs) -> "Prepared":
         """Returns that of a call of `reference.quantize`.
 
         Where there is a tensor scale, of an amax that is given.
         """
-        view, rotation = View.of(x, axis), quantizer.rotation
+        view, quantizer, site = View.of(x, way.axis), way.quantizer, way.site
+        key, tokens, rotation = inputs.key, inputs.tokens, quantizer.rotation
         if tokens is not None:  # then it does not matter in which matrix a row stands
             tokens, rows = tokens.reshape(-1), view.matrix.shape[0]
             view = dataclasses.replace(view, period=rows)
         signs = noise = None
         if rotation is not None:
             signs = hadamard.signs_of(rotation, key, site.signs_stream)
-        factor, tensor_scale = tensor_level(quantizer, amax)
+        factor, tensor_scale = tensor_level(quantizer, inputs.amax)
         if factor is not None and tensor_scale is not None:
             factor = _of_rows(jnp.stack([factor, tensor_scale]), view.matrix.shape[0])
             tensor_scale = by_entry(tensor_scale, x.ndim)
         if quantizer.is_stochastic:
             assert key is not None
-            noise = random_bits.place(key, site.rounding_stream, start)
+            noise = random_bits.place(key, site.rounding_stream, inputs.start)
         shape_of_scales = tuple(
-            n // quantizer.block_size if i in (axis, other) else n
+            n // quantizer.block_size if i in way.axes else n
             for i, n in enumerate(x.shape)
         )
         scalars = Scalars(noise, factor, signs, tokens)
@@ -140,8 +124,9 @@ def unsupported(x: jax.Array, quantizer: Quantizer) -> str | None:
     return None
 
 
-def unsupported_axes(x: jax.Array, axis: int, other: int | None) -> str | None:
+def unsupported_axes(x: jax.Array, way: Way) -> str | None:
     """Returns why squares do not lie in matrices, or None."""
-    if {axis, other} != {x.ndim - 2, x.ndim - 1}:
-        return f"square blocks must lie along the last two axes, got {axis}, {other}"
+    if {*way.axes} != {x.ndim - 2, x.ndim - 1}:
+        axes = f"{way.axis}, {way.other}"
+        return f"square blocks must lie along the last two axes, got {axes}"
     return None

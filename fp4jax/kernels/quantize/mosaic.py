@@ -10,8 +10,9 @@ from fp4jax.kernels.devices import WARPGROUP
 from fp4jax.kernels.geometry import Geometry
 from fp4jax.kernels.quantize import matrix
 from fp4jax.kernels.quantize.matrix import Prepared
-from fp4jax.kernels.quantize.outputs import Output, Quantized
+from fp4jax.kernels.quantize.outputs import Quantized
 from fp4jax.kernels.quantize.task import Task, perform
+from fp4jax.kernels.quantize.way import Inputs, Way
 from fp4jax.kernels.runs import along
 from fp4jax.kernels.squares import SIDES, Squares
 from fp4jax.kernels.view import View
@@ -20,40 +21,29 @@ from fp4jax.numerics import Quantizer
 _MAX_RUN = 128
 
 
-def quantize(
-    x: jax.Array, quantizer: Quantizer, *, interpret: Any = None, **how: Any
-) -> Quantized:
-    """Quantizes an array as `reference.quantize` does, where `unsupported` is None."""
-    way = {"quantizer": quantizer} | how
-    (found,) = quantize_all(x, [way], interpret=interpret)
-    return found
-
-
 def quantize_all(
-    x: jax.Array, ways: Sequence[dict[str, Any]], *, interpret: Any = None
+    x: jax.Array, ways: Sequence[tuple[Way, Inputs]], *, interpret: Any = None
 ) -> list[Quantized]:
     """Quantizes an array in several ways, from one read of memory.
 
     Args:
       x: the array.
-      ways: the further arguments of `reference.quantize`, of each.
+      ways: those of `reference.quantize`, of which `unsupported` is None.
       interpret: as `plgpu.kernel` takes it.
     """
-    both = [_task(x, interpret=interpret, **way) for way in ways]
+    both = [_task(x, *way, interpret=interpret) for way in ways]
     found = perform([task for _, task in both], x, interpret=interpret)
     pairs = zip(both, found, strict=True)
     return [prepared.quantized(matrices) for (prepared, _), matrices in pairs]
 
 
-def unsupported(
-    x: jax.Array, quantizer: Quantizer, *, axis: int, other: int | None = None
-) -> str | None:
-    """Returns what of a call `quantize` cannot do, or None."""
-    run = quantizer.multiple
-    if (why := matrix.unsupported(x, quantizer)) is not None:
+def unsupported(x: jax.Array, way: Way) -> str | None:
+    """Returns what of a way `quantize_all` cannot do, or None."""
+    axis, run = way.axis, way.quantizer.multiple
+    if (why := matrix.unsupported(x, way.quantizer)) is not None:
         return why
-    if quantizer.is_square:
-        return _unsupported_squares(x, quantizer, axis, other)
+    if way.quantizer.is_square:
+        return _unsupported_squares(x, way)
     if run % 8 or run > _MAX_RUN:
         return f"a run must be a multiple of 8 up to {_MAX_RUN}, got {run}"
     if x.shape[axis] % run:
@@ -63,14 +53,10 @@ def unsupported(
     return None
 
 
-def _unsupported_squares(
-    x: jax.Array, quantizer: Quantizer, axis: int, other: int | None
-) -> str | None:
-    if quantizer.block_size not in SIDES:
-        return f"square blocks must be of {SIDES}, got {quantizer.block_size}"
-    if quantizer.rotation is not None:
-        return "square blocks must not be rotated"
-    if (why := matrix.unsupported_axes(x, axis, other)) is not None:
+def _unsupported_squares(x: jax.Array, way: Way) -> str | None:
+    if (size := way.quantizer.block_size) not in SIDES:
+        return f"square blocks must be of {SIDES}, got {size}"
+    if (why := matrix.unsupported_axes(x, way)) is not None:
         return why
     if not x.size or any(n % m for n, m in zip(x.shape[-2:], TILE, strict=True)):
         return f"the last two axes must be multiples of {TILE}, got shape={x.shape}"
@@ -78,17 +64,12 @@ def _unsupported_squares(
 
 
 def _task(
-    x: jax.Array,
-    quantizer: Quantizer,
-    *,
-    outputs: Sequence[Output],
-    interpret: Any,
-    **how: Any,
+    x: jax.Array, way: Way, inputs: Inputs, *, interpret: Any
 ) -> tuple[Prepared, Task]:
     """Returns an array as a kernel reads it, and what that does."""
-    prepared = Prepared.of(x, quantizer, **how)
+    prepared, quantizer = Prepared.of(x, way, inputs), way.quantizer
     geometry = geometry_of(prepared.view, quantizer, interpret=bool(interpret))
-    return prepared, Task(geometry, quantizer, outputs, prepared.scalars)
+    return prepared, Task(geometry, quantizer, way.outputs, prepared.scalars)
 
 
 def geometry_of(

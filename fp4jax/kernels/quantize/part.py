@@ -8,7 +8,7 @@ Random bits depend on where an element stands, and a fresh tensor scale on all o
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,33 +17,24 @@ from jax import lax
 from fp4jax.kernels.partition import Spread
 from fp4jax.kernels.quantize.backends import Backend
 from fp4jax.kernels.quantize.outputs import Output
-from fp4jax.numerics import Quantizer, Site, blocks, exact
+from fp4jax.kernels.quantize.way import Inputs, Start, Way
+from fp4jax.numerics import blocks, exact
 from fp4jax.numerics.packing import fits_half_a_byte
 
-Start = tuple[jax.Array, jax.Array] | None  # row and column
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Call(Way):
+    """What is static about one operation of a program that quantizes.
 
-@dataclasses.dataclass(frozen=True)
-class Call:
-    """What is static about a quantization.
+    Its inputs are of no groups, and each stands behind its lanes.
 
     Attributes:
       backend: who does it.
-      quantizer: what to make of the array.
-      outputs: which arrays to write.
-      axis: the contraction axis.
-      other: the second axis of square blocks.
-      site: which of the key's streams to draw from.
       length: of the other axis, which is padded to whole blocks.
-      lanes: how many leading axes are of arrays that have scalars of their own.
+      lanes: how many leading axes are of arrays that have inputs of their own.
     """
 
     backend: Backend
-    quantizer: Quantizer
-    outputs: tuple[Output, ...]
-    axis: int
-    other: int | None
-    site: Site
     length: int | None = None
     lanes: int = 0
 
@@ -69,34 +60,28 @@ class Call:
         assert axis is not None
         return dataclasses.replace(self, axis=axis, other=other)
 
-    def treats_rows_alike(self, scalars: "Scalars") -> bool:
+    def treats_rows_alike(self, inputs: Inputs) -> bool:
         """Whether neither the place of a row nor any other row matters to it."""
-        is_of_all = self.quantizer.is_stochastic or self.reads_all(scalars)
-        is_of_entries = scalars.amax is not None and scalars.amax.ndim > 0
+        is_of_all = self.quantizer.is_stochastic or self.reads_all(inputs)
+        is_of_entries = inputs.amax is not None and inputs.amax.ndim > 0
         return self.lanes == 0 and not is_of_all and not is_of_entries
 
-    def reads_all(self, scalars: "Scalars") -> bool:
+    def reads_all(self, inputs: Inputs) -> bool:
         """Whether a tensor scale is made of the array."""
-        return self.quantizer.tensor_scale is not None and scalars.amax is None
+        return self.quantizer.tensor_scale is not None and inputs.amax is None
 
-    @property
-    def runs(self) -> dict[int, int]:
-        """Of how many elements the runs, or squares, along an axis are."""
-        axes = (i for i in (self.axis, self.other) if i is not None)
-        return dict.fromkeys(axes, self.quantizer.multiple)
-
-    def returns(self, scalars: "Scalars") -> tuple[bool, ...]:
+    def returns(self, inputs: Inputs) -> tuple[bool, ...]:
         """Whether each of the results lies as the array does, or has but its lanes."""
-        return (True,) * len(self.outputs) + (False,) * self.reads_all(scalars)
+        return (True,) * len(self.outputs) + (False,) * self.reads_all(inputs)
 
     def quantize(
-        self, x: jax.Array, scalars: "Scalars", spread: Spread = ()
+        self, x: jax.Array, inputs: Inputs, spread: Spread = ()
     ) -> tuple[Any, ...]:
         """Quantizes a part of an array, in whole blocks and runs.
 
         Args:
           x: the part.
-          scalars: of the whole, of the lanes of the part.
+          inputs: of the whole, of the lanes of the part.
           spread: of the whole; () if x is the whole.
 
         Returns:
@@ -104,103 +89,48 @@ class Call:
         """
         spread = spread or ((),) * x.ndim
         if self.lanes:
-            return lane_by_lane(self, x, scalars, spread)
-        inputs = Inputs.of(self, x, scalars, spread)
-        first, strides = place(self, x.shape, scalars, spread)
-        found = _quantize_at(self, x, inputs, first, strides)
-        return self.results(found, inputs, scalars)
+            return lane_by_lane(self, x, inputs, spread)
+        given = of_all(self, x, inputs, spread)
+        start, strides = place(self, x.shape, inputs, spread)
+        at = dataclasses.replace(given, start=start)
+        return self.results(_quantize_at(self, x, at, strides), given, inputs)
 
     def results(
-        self, outputs: Iterable[Any], inputs: "Inputs", scalars: "Scalars"
+        self, outputs: Iterable[Any], given: Inputs, inputs: Inputs
     ) -> tuple[Any, ...]:
-        """Returns what `quantize` does, given the outputs."""
-        return *outputs, *[inputs.amax][: self.reads_all(scalars)]
+        """Returns what `quantize` does, given the outputs and what they are made of."""
+        return *outputs, *[given.amax][: self.reads_all(inputs)]
 
     def elements(self, output: Output, axis: int) -> int:
         """Returns how many elements along an axis one of an output stands for."""
-        if output == Output.SCALES and axis in (self.axis, self.other):
+        if output == Output.SCALES and axis in self.axes:
             return self.quantizer.block_size
         is_packed = output == Output.CODES and axis == self.axis
         return 2 if is_packed and fits_half_a_byte(self.quantizer.grid) else 1
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Scalars:
-    """What a quantization reads besides its array, each behind its lanes.
-
-    Attributes:
-      key: uint32 [2] words of a Threefry key, or None.
-      amax: float32 [] of the rotated array, or [t] of each entry of its first axis; or
-        None.
-      start: uint32 [], row and column of the first element, or None: (0, 0).
-      tokens: uint32 [t, a] of an array [t, a, f], whose random bits its rows get, where
-        that is not said by where they stand, or None.
-    """
-
-    key: jax.Array | None = None
-    amax: jax.Array | None = None
-    start: Start = None
-    tokens: jax.Array | None = None
-
-
 def lane_by_lane(
-    call: Any, x: jax.Array, scalars: Any, spread: Spread
+    call: Any, x: jax.Array, inputs: Any, spread: Spread
 ) -> tuple[Any, ...]:
     """Returns what a call that has lanes makes of a part of them."""
     one = call.of_a_lane()
-    return lax.map(lambda lane: one.quantize(*lane, spread[1:]), (x, scalars))
+    return lax.map(lambda lane: one.quantize(*lane, spread[1:]), (x, inputs))
 
 
-class Inputs(NamedTuple):
-    """What all elements are quantized with."""
-
-    key: jax.Array | None
-    amax: jax.Array | None
-    tokens: jax.Array | None
-
-    @classmethod
-    def of(cls, call: Call, x: jax.Array, scalars: Scalars, spread: Spread) -> "Inputs":
-        """Returns those of a call, of the whole, given a part."""
-        key, amax = scalars.key, scalars.amax
-        if key is not None:
-            key = jax.random.wrap_key_data(key, impl="threefry2x32")
-        if call.reads_all(scalars):
-            how: dict[str, Any] = {"axis": call.axis, "key": key, "site": call.site}
-            amax = call.backend.amax(_padded(call, x, x), call.quantizer, **how)
-            if names := tuple(name for axis in spread for name in axis):
-                amax = exact.float_of(lax.pmax(exact.bits_of(amax), names))
-        return cls(key, amax, scalars.tokens)
-
-
-def _quantize(
-    call: Call, x: jax.Array, inputs: Inputs, start: Start
-) -> list[jax.Array]:
-    """Calls the backend with what it takes, and cuts off what that is more."""
-    tokens = _padded(call, x, inputs.tokens)
-    how = way(call, inputs._replace(tokens=tokens), start)
-    found = call.backend.quantize(_padded(call, x, x), **how)
-    return [
-        _cut(found.arrays[output], call, output, x.shape) for output in call.outputs
-    ]
-
-
-def way(call: Call, inputs: Inputs, start: Start) -> dict[str, Any]:
-    """Returns how a backend quantizes an array that begins at some row and column."""
-    names = "quantizer", "outputs", "axis", "other", "site"
-    fields = {name: getattr(call, name) for name in names}
-    return fields | inputs._asdict() | {"start": start}
-
-
-def _padded(call: Call, x: jax.Array, array: Any) -> Any:
-    """Returns an array, of the first axes of x, as the backend takes x."""
-    axes = {"axis": call.axis, "other": call.other}
-    multiples = call.backend.multiples(x.shape, call.quantizer, **axes)
-    return jax.tree.map(lambda a: blocks.pad_to_multiple(a, multiples), array)
+def of_all(call: Call, x: jax.Array, inputs: Inputs, spread: Spread) -> Inputs:
+    """Returns inputs of the whole as a backend takes them, given a part."""
+    key, amax = inputs.key, inputs.amax
+    if key is not None:
+        key = jax.random.wrap_key_data(key, impl="threefry2x32")
+    if call.reads_all(inputs):
+        amax = call.backend.amax(_padded(call, x, x), call, key)
+        if names := tuple(name for axis in spread for name in axis):
+            amax = exact.float_of(lax.pmax(exact.bits_of(amax), names))
+    return dataclasses.replace(inputs, key=key, amax=amax)
 
 
 def place(
-    call: Call, shape: tuple[int, ...], scalars: Scalars, spread: Spread
+    call: Call, shape: tuple[int, ...], inputs: Inputs, spread: Spread
 ) -> tuple[Start, dict[int, int]]:
     """Returns row and column of a part's first element, and how far rows are apart.
 
@@ -209,7 +139,7 @@ def place(
     Args:
       call: the quantization.
       shape: of the part.
-      scalars: of the whole.
+      inputs: of the whole.
       spread: of the whole.
     """
     if not call.quantizer.is_stochastic:
@@ -223,14 +153,14 @@ def place(
     if call.other is not None and call.length is not None:
         sizes[call.other] = call.length
     free = [i for i in range(len(shape)) if i != call.axis]
-    if scalars.tokens is not None:
+    if inputs.tokens is not None:
         free = [i for i in free if i > 1]
     strides = {i: math.prod(sizes[j] for j in free if j > i) for i in free}
     row, column = jnp.uint32(0), offsets[call.axis]
     for i, stride in strides.items():
         row = row + offsets[i] * jnp.uint32(stride % 2**32)
-    if scalars.start is not None:
-        row, column = row + scalars.start[0], column + scalars.start[1]
+    if inputs.start is not None:
+        row, column = row + inputs.start[0], column + inputs.start[1]
     return (row, column), strides
 
 
@@ -250,31 +180,32 @@ def _apart(x: jax.Array, shape: tuple[int, ...], strides: dict[int, int]) -> lis
     return apart
 
 
+def _padded(call: Call, x: jax.Array, array: Any) -> Any:
+    """Returns an array, of the first axes of x, as the backend takes x."""
+    multiples = call.backend.multiples(x.shape, call)
+    return jax.tree.map(lambda a: blocks.pad_to_multiple(a, multiples), array)
+
+
 def _shape_of_padded(call: Call, x: jax.Array) -> tuple[int, ...]:
     return jax.eval_shape(lambda x: _padded(call, x, x), x).shape
 
 
 def _quantize_at(
-    call: Call,
-    x: jax.Array,
-    inputs: Inputs,
-    first: Start,
-    strides: dict[int, int],
+    call: Call, x: jax.Array, inputs: Inputs, strides: dict[int, int]
 ) -> list[jax.Array]:
     """Quantizes a part; where its rows, padded, are apart in the whole, by pieces.
 
     Args:
       call: the quantization.
       x: the part.
-      inputs: of the whole.
-      first: row and column of the first element.
+      inputs: of the whole, but for the start.
       strides: by free axis, how many rows of the whole its neighbors are apart.
     """
     apart = _apart(x, _shape_of_padded(call, x), strides)
     if not apart:
-        return _quantize(call, x, inputs, first)
-    assert first is not None
-    (row, column), lengths = first, [x.shape[i] for i in apart]
+        return _quantize(call, x, inputs)
+    assert inputs.start is not None
+    (row, column), lengths = inputs.start, [x.shape[i] for i in apart]
     for j, i in enumerate(apart):
         index = lax.broadcasted_iota(jnp.uint32, lengths, j)
         row = row + index * jnp.uint32(strides[i] % 2**32)
@@ -284,11 +215,22 @@ def _quantize_at(
     x = x.reshape(-1, *x.shape[len(apart) :])
 
     def piece(part: tuple[jax.Array, jax.Array]) -> list[jax.Array]:
-        return _quantize_at(of_each, part[0], inputs, (part[1], column), inside)
+        at = dataclasses.replace(inputs, start=(part[1], column))
+        return _quantize_at(of_each, part[0], at, inside)
 
     return [
         jnp.moveaxis(a.reshape(*lengths, *a.shape[1:]), range(len(apart)), apart)
         for a in lax.map(piece, (x, row.reshape(-1)))
+    ]
+
+
+def _quantize(call: Call, x: jax.Array, inputs: Inputs) -> list[jax.Array]:
+    """Calls the backend with what it takes, and cuts off what that is more."""
+    tokens = _padded(call, x, inputs.tokens)
+    inputs = dataclasses.replace(inputs, tokens=tokens)
+    found = call.backend.quantize(_padded(call, x, x), call, inputs)
+    return [
+        _cut(found.arrays[output], call, output, x.shape) for output in call.outputs
     ]
 
 

@@ -23,51 +23,47 @@ from jax.sharding import PartitionSpec as P
 
 from fp4jax.kernels.partition import Spread, in_runs, is_whole, partitioned, rule_of
 from fp4jax.kernels.quantize.both import Both
-from fp4jax.kernels.quantize.part import Call, Scalars
-from fp4jax.numerics import Quantizer
+from fp4jax.kernels.quantize.part import Call
+from fp4jax.kernels.quantize.way import Inputs, Way
 
 
-def why_not(
-    x: jax.Array, quantizer: Quantizer, *, axis: int, other: int | None
-) -> str | None:
+def why_not(x: jax.Array, way: Way) -> str | None:
     """Returns why the work on an array cannot be divided, or None."""
     mesh = jax.typeof(x).sharding.mesh
     if AxisType.Auto in (kinds := set(mesh.axis_types)) and len(kinds) > 1:
         return f"no rule divides over the automatic axes of {mesh} alone"
-    return _cut(x, quantizer, axis, other)
+    return _cut(x, way)
 
 
 @contextlib.contextmanager
-def explaining(x: jax.Array, quantizer: Quantizer, axis: int, other: int | None):
+def explaining(x: jax.Array, way: Way):
     """Adds a note to an error of XLA's path, where its cause may be how x is spread."""
     try:
         yield
     except Exception as error:
-        if (why := _cut(x, quantizer, axis, other)) is not None:
+        if (why := _cut(x, way)) is not None:
             error.add_note(f"quantize: {why}.")
         raise
 
 
-def _cut(
-    x: jax.Array, quantizer: Quantizer, axis: int, other: int | None
-) -> str | None:
+def _cut(x: jax.Array, way: Way) -> str | None:
     """Returns which axis the type of an array spreads in parts of runs, or None."""
     sharding = jax.typeof(x).sharding
     sizes, spread = dict(sharding.mesh.shape), _spread(sharding.spec, x.ndim)
-    for i in (axis,) if other is None else (axis, other):
+    for i, run in way.runs.items():
         shards = math.prod(sizes[name] for name in spread[i])
-        if shards > 1 and x.shape[i] % (shards * quantizer.multiple):
+        if shards > 1 and x.shape[i] % (shards * run):
             return (
-                f"axis {i} must be spread in whole runs of {quantizer.multiple}, got "
+                f"axis {i} must be spread in whole runs of {run}, got "
                 f"shape={x.shape} over {spread[i]} of {sizes}; reshard it, or spread "
                 "another axis"
             )
     return None
 
 
-def are_spread(scalars: Any, batched: Any) -> bool:
-    """Returns whether lanes of scalars are, by their types, on several devices."""
-    leaves = zip(jax.tree.leaves(scalars), jax.tree.leaves(batched), strict=True)
+def are_spread(inputs: Any, batched: Any) -> bool:
+    """Returns whether lanes of inputs are, by their types, on several devices."""
+    leaves = zip(jax.tree.leaves(inputs), jax.tree.leaves(batched), strict=True)
     return any(is_batched and _first(a) is not None for a, is_batched in leaves)
 
 
@@ -103,65 +99,65 @@ def _first(x: jax.Array) -> Any:
     return spec[0] if spec else None
 
 
-def quantize(call: Call | Both, x: jax.Array, scalars: Any) -> tuple[Any, ...]:
+def quantize(call: Call | Both, x: jax.Array, inputs: Any) -> tuple[Any, ...]:
     """Quantizes an array as `call.quantize` does, on the devices where it lies."""
     mesh = jax.typeof(x).sharding.mesh
     if AxisType.Explicit in mesh.axis_types:
-        return _explicit(call, x, scalars)
+        return _explicit(call, x, inputs)
     if is_whole(mesh) or not call.backend.is_divisible:
-        return call.quantize(x, scalars)
-    leaves, structure = jax.tree.flatten(scalars)
+        return call.quantize(x, inputs)
+    leaves, structure = jax.tree.flatten(inputs)
     return _auto(call, structure, mesh.shape_tuple)(x, *leaves)
 
 
-def _explicit(call: Call | Both, x: jax.Array, scalars: Any) -> tuple[Any, ...]:
+def _explicit(call: Call | Both, x: jax.Array, inputs: Any) -> tuple[Any, ...]:
     """Quantizes an array whose type says how it is spread."""
     sharding = jax.typeof(x).sharding
     mesh, spread = sharding.mesh, _spread(sharding.spec, x.ndim)
-    of_rest, of_scalars = _beside(call, scalars, sharding.spec)
-    found = (sharding.spec if alike else of_rest for alike in call.returns(scalars))
-    scalars = jax.tree.map(
+    of_rest, of_inputs = _beside(call, inputs, sharding.spec)
+    found = (sharding.spec if alike else of_rest for alike in call.returns(inputs))
+    inputs = jax.tree.map(
         lambda a, spec: jax.sharding.reshard(a, NamedSharding(mesh, spec)),
-        scalars,
-        of_scalars,
+        inputs,
+        of_inputs,
     )
     kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
     explicit = {name for name, kind in kinds if kind == AxisType.Explicit}
     return jax.shard_map(
-        lambda x, scalars: call.quantize(x, scalars, spread),
-        in_specs=(sharding.spec, of_scalars),
+        lambda x, inputs: call.quantize(x, inputs, spread),
+        in_specs=(sharding.spec, of_inputs),
         out_specs=tuple(found),
         # None named are all that `jax.vmap` does not hide.
         axis_names=set() if explicit == set(mesh.axis_names) else explicit,
         check_vma=False,
-    )(x, scalars)
+    )(x, inputs)
 
 
 @functools.cache
 def _auto(call: Call | Both, structure: Any, axes: tuple[tuple[str, int], ...]) -> Any:
-    """Returns the operation on x and the leaves of scalars, with its rule.
+    """Returns the operation on x and the leaves of inputs, with its rule.
 
     Args:
       call: the quantization.
-      structure: of scalars.
+      structure: of inputs.
       axes: names and sizes of the mesh that is known so far.
     """
 
     def partition(mesh: Mesh, args: Any, results: Any):
-        scalars = jax.tree.unflatten(structure, args[1:])
+        inputs = jax.tree.unflatten(structure, args[1:])
         x = args[0]
         mesh, spread = in_runs(x, mesh, axes, call.runs)
         of_x = NamedSharding(mesh, P(*(names or None for names in spread)))
-        of_rest, of_scalars = _beside(call, scalars, of_x.spec)
+        of_rest, of_inputs = _beside(call, inputs, of_x.spec)
 
         def local(x: jax.Array, *leaves: jax.Array) -> tuple[Any, ...]:
             of_part = jax.tree.unflatten(structure, leaves)
             return call.quantize(x, of_part, spread)
 
-        of_rest, alike = NamedSharding(mesh, of_rest), call.returns(scalars)
+        of_rest, alike = NamedSharding(mesh, of_rest), call.returns(inputs)
         found = tuple(of_x if each else of_rest for each in alike)
         assert len(found) == len(results)
-        specs = jax.tree.leaves(of_scalars, is_leaf=lambda x: isinstance(x, P))
+        specs = jax.tree.leaves(of_inputs, is_leaf=lambda x: isinstance(x, P))
         read = (of_x, *(NamedSharding(mesh, spec) for spec in specs))
         return mesh, local, found, read
 
@@ -174,35 +170,35 @@ def _auto(call: Call | Both, structure: Any, axes: tuple[tuple[str, int], ...]) 
     return partitioned(whole, partition, rule)
 
 
-def _beside(call: Call | Both, scalars: Any, spec: P) -> tuple[P, Any]:
+def _beside(call: Call | Both, inputs: Any, spec: P) -> tuple[P, Any]:
     """Returns how lanes are spread, and how what is read beside an array is.
 
     Tokens and amaxes lie where the rows and entries are that they are of.
     """
     of_lanes = P(*spec[: call.lanes])
 
-    def of_each(scalars: Scalars) -> Any:
-        specs = jax.tree.map(lambda _: of_lanes, scalars)
+    def of_each(inputs: Inputs) -> Any:
+        specs = jax.tree.map(lambda _: of_lanes, inputs)
         amax, tokens = jax.tree.map(
-            lambda of: P(*spec[: len(of.shape)]), (scalars.amax, scalars.tokens)
+            lambda of: P(*spec[: len(of.shape)]), (inputs.amax, inputs.tokens)
         )
         return dataclasses.replace(specs, amax=amax, tokens=tokens)
 
-    return of_lanes, jax.tree.map(of_each, scalars, is_leaf=_is_scalars)
+    return of_lanes, jax.tree.map(of_each, inputs, is_leaf=_is_inputs)
 
 
-def _is_scalars(x: Any) -> bool:
-    return isinstance(x, Scalars)
+def _is_inputs(x: Any) -> bool:
+    return isinstance(x, Inputs)
 
 
-def _rule(call: Call | Both, scalars: Any, args: Any, results: Any) -> SdyShardingRule:
+def _rule(call: Call | Both, inputs: Any, args: Any, results: Any) -> SdyShardingRule:
     """Returns which axes of arguments and results go together.
 
     A blocked axis is a factor for its runs or squares, and one for what is inside.
 
     Args:
       call: the quantization.
-      scalars: of the types of what is read beside the array.
+      inputs: of the types of what is read beside the array.
       args: MLIR types of the array and of what else is read.
       results: of the outputs and what else is returned.
     """
@@ -225,7 +221,7 @@ def _rule(call: Call | Both, scalars: Any, args: Any, results: Any) -> SdyShardi
         inside = (f"{name}{i}" for i in range(call.lanes, len(of.shape)))
         return ArrayMapping(*(f"d{i}" for i in range(call.lanes)), *inside)
 
-    each = jax.tree.leaves(scalars, is_leaf=_is_scalars)
+    each = jax.tree.leaves(inputs, is_leaf=_is_inputs)
     beside = [of for one in each for of in (one.amax, one.tokens)]
     operands = (
         mapping(args[0]),
@@ -236,7 +232,7 @@ def _rule(call: Call | Both, scalars: Any, args: Any, results: Any) -> SdyShardi
             for j, of in enumerate(args[1:])
         ),
     )
-    alike = call.returns(scalars)
+    alike = call.returns(inputs)
     found = tuple(
         mapping(of) if alike[j] else replicated(of, f"r{j}n")
         for j, of in enumerate(results)

@@ -1,7 +1,6 @@
 """Fused quantization on NVIDIA GPUs, in Triton."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +10,7 @@ import triton.language as tl
 from fp4jax.kernels.quantize import matrix
 from fp4jax.kernels.quantize.matrix import Prepared, Scalars
 from fp4jax.kernels.quantize.outputs import Output, Quantized
+from fp4jax.kernels.quantize.way import Inputs, Way
 from fp4jax.kernels.triton import arithmetic, memory
 from fp4jax.kernels.triton.launch import launch
 from fp4jax.kernels.triton.tiles import Tiles, of_runs
@@ -26,41 +26,27 @@ _TILE_OF_SQUARES = 32, 128
 
 
 def quantize(
-    x: jax.Array,
-    quantizer: Quantizer,
-    *,
-    outputs: Sequence[Output],
-    capability: int | None = None,
-    **how: Any,
+    x: jax.Array, way: Way, inputs: Inputs, *, capability: int | None = None
 ) -> Quantized:
-    """Quantizes an array as `reference.quantize` does, where `unsupported` is None.
-
-    Args:
-      x: the array.
-      quantizer: what to make of it.
-      outputs: what to write.
-      capability: as of `launch`.
-      **how: further arguments of `Prepared.of`.
-    """
-    prepared = Prepared.of(x, quantizer, **how)
+    """Quantizes an array as `reference.quantize` does, where `unsupported` is None."""
+    prepared, quantizer = Prepared.of(x, way, inputs), way.quantizer
     view, scalars = prepared.view, prepared.scalars
-    tiles = _tiles(view, quantizer)
+    tiles, outputs = _tiles(view, quantizer), way.outputs
     return prepared.quantized(
         quantize_matrix(view.matrix, quantizer, tiles, outputs, scalars, capability)
     )
 
 
-def unsupported(
-    x: jax.Array, quantizer: Quantizer, *, axis: int, other: int | None = None
-) -> str | None:
+def unsupported(x: jax.Array, way: Way) -> str | None:
     """Returns what of a call `quantize` cannot do, or None."""
+    quantizer = way.quantizer
     if (why := matrix.unsupported(x, quantizer)) is not None:
         return why
     run, size = quantizer.multiple, quantizer.block_size
     if quantizer.is_square and size not in _SIDES:
         return f"square blocks must be of {_SIDES}, got {size}"
     if quantizer.is_square:
-        return matrix.unsupported_axes(x, axis, other)
+        return matrix.unsupported_axes(x, way)
     if run not in _RUNS:
         return f"a run must be of {_RUNS}, got {run}"
     return None
