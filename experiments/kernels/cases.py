@@ -49,7 +49,7 @@ def find(name: str, config: ExperimentConfig) -> Case:
     """
     if name == QWIX:
         tokens = config.data.batch_size * config.data.sequence_length
-        make = lambda: with_qwix.transformer(config.model, loss_scale=float(tokens))
+        make = lambda: with_qwix.transformer(config.model, tokens=tokens)
         return Case(name, make, with_qwix.emulated, with_qwix.about())
     policy = policy_of(name, config)
     return Case(name, lambda: Transformer(config.model, policy, rngs=nnx.Rngs(0)))

@@ -7,8 +7,9 @@ and none for the tensor, of those layers that `fp4jax.policies.nvfp4` quantizes.
 `qwix.quantize_model` intercepts the products; nothing of a recipe of ours remains.
 
 Small dy lie below the smallest of such scales: under a mean of losses all gradients of
-quantized layers are zero. So gradients are those of the sum of the losses, which
-clipping by their norm and AdamW take out again.
+quantized layers are zero, under their sum half of those of a large model. So gradients
+are those of `PER_TOKEN` times the sum, which clipping by their norm and AdamW take out
+again.
 
 Where qwix 0.1.8 sees a GPU it hands two such operands to `jax.nn.scaled_matmul`, whose
 float32 result its own backward pass does not take for bfloat16 operands; `emulated`
@@ -34,6 +35,7 @@ from fp4jax.models.transformer import Output
 from fp4jax.nnx import DotGeneral, layers
 
 _FORMAT, _BLOCK = "nvfp4", 16
+PER_TOKEN = 64.0
 RULE = {
     "weight_qtype": _FORMAT,
     "act_qtype": _FORMAT,
@@ -64,26 +66,26 @@ def about() -> dict[str, Any]:
     return {"qwix": version, "rule": RULE}
 
 
-def transformer(config: ModelConfig, *, loss_scale: float) -> Transformer:
+def transformer(config: ModelConfig, *, tokens: int) -> Transformer:
     """Returns a model that qwix quantizes.
 
     Args:
       config: the shape.
-      loss_scale: factor of all its gradients.
+      tokens: over which the loss is a mean.
     """
     import qwix
 
     policy = policies.nvfp4(config)
-    model = _Scaled(config, policy, loss_scale=loss_scale, rngs=nnx.Rngs(0))
+    model = _Scaled(config, policy, loss_scale=PER_TOKEN * tokens, rngs=nnx.Rngs(0))
     paths = []
     for layer in layers(model):
         if isinstance(layer.gemm, DotGeneral) and layer.gemm.recipe.packed_site:
             paths.append(re.escape(layer.path))
         layer.module.dot_general = nnx.static(_dot_general)
     rule = qwix.QtRule(module_path="|".join(paths), op_names=("dot_general",), **RULE)
-    tokens = jnp.zeros((1, 2 * _BLOCK), jnp.int32)
+    example = jnp.zeros((1, 2 * _BLOCK), jnp.int32)
     provider = qwix.QtProvider([rule])
-    return qwix.quantize_model(model, provider, tokens, methods=("forward",))
+    return qwix.quantize_model(model, provider, example, methods=("forward",))
 
 
 @contextlib.contextmanager
