@@ -9,6 +9,7 @@ from jax.custom_batching import sequential_vmap
 
 from fp4jax.kernels.choice import chosen
 from fp4jax.kernels.fp8 import partition
+from fp4jax.kernels.fp8.partition import MATRIX, SQUARES, TRANSPOSED
 from fp4jax.kernels.partition import Spread, is_whole
 from fp4jax.kernels.quantize.backends import MOSAIC, Mosaic
 from fp4jax.kernels.quantize.way import Way
@@ -82,11 +83,11 @@ def _amax(backend: Mosaic, side: int) -> Any:
     def part(_: Spread, x: jax.Array) -> list[jax.Array]:
         from fp4jax.kernels.fp8 import mosaic
 
-        whole = partition.padded(x, side, "RC")
+        whole = partition.padded(x, side, MATRIX)
         found = mosaic.amax(whole, side, interpret=backend.interpret)
         return [found[: x.shape[0] // side, : x.shape[1] // side]]
 
-    operation = partition.divided(part, side, ["RC"], ["rc"])
+    operation = partition.divided(part, side, [MATRIX], [SQUARES])
     return sequential_vmap(lambda x: operation(x)[0])
 
 
@@ -103,9 +104,9 @@ def _encode(backend: Mosaic, quantizer: Quantizer, axis: int) -> Any:
         if noise:
             drawn = partition.moved(noise[0], x.shape, axis, spread)
         rows, columns = mosaic.encode(
-            partition.padded(x, side, "RC"),
+            partition.padded(x, side, MATRIX),
             quantizer,
-            partition.padded(powers.astype(jnp.float32), side, "2rc"),
+            partition.padded(powers.astype(jnp.float32), side, (None, *SQUARES)),
             axis=axis,
             noise=drawn,
             interpret=backend.interpret,
@@ -113,7 +114,8 @@ def _encode(backend: Mosaic, quantizer: Quantizer, axis: int) -> Any:
         return [rows[:r, :c], columns[:c, :r]]
 
     def operation(x: jax.Array, powers: jax.Array, *noise: jax.Array):
-        layouts = ["RC", "2rc", *("4" for _ in noise)]
-        return partition.divided(part, side, layouts, ["RC", "CR"])(x, powers, *noise)
+        layouts = [MATRIX, (None, *SQUARES), *((None,) for _ in noise)]
+        results = [MATRIX, TRANSPOSED]
+        return partition.divided(part, side, layouts, results)(x, powers, *noise)
 
     return sequential_vmap(operation)

@@ -6,7 +6,7 @@ An axis may be spread in whole squares. Where it is not, all of it comes to each
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +23,24 @@ from fp4jax.kernels.devices import TILE_OF_SQUARES
 from fp4jax.kernels.partition import Spread, in_runs, is_whole, partitioned, rule_of
 from fp4jax.numerics import blocks
 
-# What an array has along its axes: the rows R and columns C of the matrix, those of its
-# squares r and c, or something else.
-Layout = str
+
+class Along(NamedTuple):
+    """What an axis of an array runs along.
+
+    Attributes:
+      axis: of the matrix.
+      of_squares: whether its squares are counted, not its rows or columns.
+    """
+
+    axis: int
+    of_squares: bool = False
+
+
+# Of each axis of an array; None: along nothing of the matrix.
+Layout = tuple[Along | None, ...]
+MATRIX: Layout = (Along(0), Along(1))
+TRANSPOSED: Layout = MATRIX[::-1]
+SQUARES: Layout = (Along(0, of_squares=True), Along(1, of_squares=True))
 Part = Callable[..., Sequence[jax.Array]]  # of a spread, and of arrays
 _WHOLE: Spread = ((), ())
 
@@ -60,9 +75,12 @@ def divided(
 
 def padded(x: jax.Array, side: int, layout: Layout) -> jax.Array:
     """Returns a part of an array as kernels take it, of whole tiles of squares."""
-    tile = math.lcm(side, TILE_OF_SQUARES[0]), math.lcm(side, TILE_OF_SQUARES[1])
-    sizes = {"R": tile[0], "C": tile[1], "r": tile[0] // side, "c": tile[1] // side}
-    known = {i: sizes[name] for i, name in enumerate(layout) if name in sizes}
+    tile = [math.lcm(side, n) for n in TILE_OF_SQUARES]
+    known = {
+        i: tile[along.axis] // (side if along.of_squares else 1)
+        for i, along in enumerate(layout)
+        if along is not None
+    }
     return blocks.pad_to_multiple(x, known)
 
 
@@ -96,16 +114,13 @@ def _auto(
 
     def partition(mesh: Mesh, args: Any, _: Any):
         mesh, spread = in_runs(args[0], mesh, axes, {0: side, 1: side})
-        of_axes = {"r": spread[0] or None, "c": spread[1] or None}
-        of_arguments, of_results = (
-            tuple(
-                NamedSharding(mesh, P(*(of_axes.get(name.lower()) for name in layout)))
-                for layout in layouts
-            )
-            for layouts in (arguments, results)
-        )
+
+        def of(layout: Layout) -> NamedSharding:
+            names = [spread[along.axis] if along else () for along in layout]
+            return NamedSharding(mesh, P(*(of_axis or None for of_axis in names)))
+
         local = lambda *arrays: tuple(part(spread, *arrays))
-        return mesh, local, of_results, of_arguments
+        return mesh, local, tuple(map(of, results)), tuple(map(of, arguments))
 
     whole = lambda *arrays: tuple(part(_WHOLE, *arrays))
     rule = lambda mesh, args, _: _rule(side, args[0], arguments, results)
@@ -116,25 +131,25 @@ def _rule(
     side: int, x: Any, arguments: Sequence[Layout], results: Sequence[Layout]
 ) -> SdyShardingRule:
     """Returns which axes go together: a factor for squares, one for what is inside."""
-    inside = {"r": "r_in", "c": "c_in"}
-    count = {"r": x.shape[0] // side, "c": x.shape[1] // side}
+    counts, insides = [n // side for n in x.shape], ["in0", "in1"]
 
-    def factor(name: str, place: str) -> str | CompoundFactor:
-        if name not in "RC":
-            return name if name in "rc" else f"other{place}"
-        name = name.lower()
-        within = inside[name]
-        return CompoundFactor(name, within) if count[name] > 1 else within
+    def factor(along: Along | None, place: str) -> str | CompoundFactor:
+        if along is None:
+            return f"other{place}"
+        squares, inside = f"d{along.axis}", insides[along.axis]
+        if along.of_squares:
+            return squares
+        return CompoundFactor(squares, inside) if counts[along.axis] > 1 else inside
 
     def mappings(layouts: Sequence[Layout], of: str) -> tuple[ArrayMapping, ...]:
         return tuple(
-            ArrayMapping(*(factor(n, f"{of}{i}_{j}") for j, n in enumerate(layout)))
+            ArrayMapping(*(factor(a, f"{of}{i}_{j}") for j, a in enumerate(layout)))
             for i, layout in enumerate(layouts)
         )
 
     return rule_of(
         mappings(arguments, "a"),
         mappings(results, "b"),
-        sizes=count | dict.fromkeys(inside.values(), side),
-        inside=[*inside.values()],
+        sizes={f"d{i}": n for i, n in enumerate(counts)} | dict.fromkeys(insides, side),
+        inside=insides,
     )
