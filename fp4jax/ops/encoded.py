@@ -24,7 +24,7 @@ from fp4jax.kernels import fp8 as kernels
 from fp4jax.kernels.choice import KERNELS, chosen
 from fp4jax.kernels.partition import is_whole
 from fp4jax.kernels.quantize.backends import MOSAIC, XLA, Mosaic
-from fp4jax.numerics import Quantizer, Site, random_bits
+from fp4jax.numerics import Site, random_bits
 from fp4jax.ops import fp8, squares
 from fp4jax.ops.fp8 import Scaled
 from fp4jax.ops.gemms import NO_AMAXES, Amaxes, Gemms
@@ -68,17 +68,17 @@ class EncodedGemms(Gemms):
             self._squares(x, site, axis, noise)
             for x, site, axis in zip(arrays, sites, (1, 0), strict=True)
         ]
-        quantizers = [self._quantizer(site) for site in sites]
+        grids = [each.quantizer.grid for each in pair]
         a, b = (each.levels() for each in pair)
-        power, cancels = balance(a, b, [q.grid for q in quantizers])
+        power, cancels = balance(a, b, grids)
         of_rows, of_columns = (
-            jnp.where(cancels, each, fp8.shift(q.grid) - top)
-            for each, q, top in zip(
-                (power, -power), quantizers, (a.top(1), b.top(0)), strict=True
+            jnp.where(cancels, each, fp8.shift(grid) - top)
+            for each, grid, top in zip(
+                (power, -power), grids, (a.top(1), b.top(0)), strict=True
             )
         )
-        of_lhs = encode(pair[0], quantizers[0], a, (of_rows, None))
-        of_rhs = encode(pair[1], quantizers[1], b, (None, of_columns))
+        of_lhs = encode(pair[0], a, powers=(of_rows, None))
+        of_rhs = encode(pair[1], b, powers=(None, of_columns))
         return Encoded(arrays[0], *of_lhs), Encoded(arrays[1], *of_rhs)
 
     def saved(self, operands: Any, prepared: tuple[Encoded, Encoded]):
@@ -132,17 +132,14 @@ class EncodedGemms(Gemms):
         dlhs, drhs = dlhs.reshape(self.lhs.shape), drhs.reshape(self.rhs.shape)
         return dlhs, drhs if self.gather is None else self.gather.store(drhs)
 
-    def _quantizer(self, site: Site) -> Quantizer:
-        quantizer = self.recipe.sites[site]
-        assert quantizer is not None
-        return quantizer
-
     def _has_codes(self, x: jax.Array | PackedOperand) -> bool:
         """Returns whether of a w, rhs, others than kernels make codes."""
         return isinstance(x, PackedOperand) or self.gather is not None
 
     def _squares(self, x: Any, site: Site, axis: int, noise: Noise) -> Squares:
         """Returns a matrix in square blocks."""
+        quantizer, drawn = self.recipe.sites[site], None
+        assert quantizer is not None
         if site.operand == 1 and self._has_codes(x):
             is_packed = isinstance(x, PackedOperand)
             w = (
@@ -150,8 +147,7 @@ class EncodedGemms(Gemms):
                 if is_packed
                 else self._fprop_operand(x, "rhs", noise, NO_AMAXES, STORED)
             )
-            return squares.OfCodes(self._gathered(w).decoded())
-        quantizer, drawn = self._quantizer(site), None
+            return squares.OfCodes(self._gathered(w).decoded(), quantizer)
         if quantizer.is_stochastic:
             assert noise.key is not None
             drawn = random_bits.place(
@@ -161,7 +157,7 @@ class EncodedGemms(Gemms):
 
     def _encoded(self, x: Any, site: Site, axis: int, noise: Noise) -> Encoded:
         found = self._squares(x, site, axis, noise)
-        return Encoded(x, *encode(found, self._quantizer(site), found.levels()))
+        return Encoded(x, *encode(found, found.levels()))
 
     def _sums(self, dtype: Any) -> Any:
         """Returns what sums are in: float32 where devices may add theirs."""

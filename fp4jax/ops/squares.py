@@ -19,6 +19,11 @@ from fp4jax.ops.levels import Levels, levels, of_scales
 class Squares(Protocol):
     """A matrix in square blocks that can be encoded."""
 
+    @property
+    def quantizer(self) -> Quantizer:
+        """Of square blocks under powers of two."""
+        ...
+
     def levels(self) -> Levels:
         """Returns its levels."""
         ...
@@ -65,6 +70,7 @@ class OfCodes:
     """Those that were quantized, [r, c]; XLA encodes them."""
 
     blocks: Blocks
+    quantizer: Quantizer
 
     def levels(self) -> Levels:
         """Returns its levels, of its scales."""
@@ -84,20 +90,19 @@ class OfCodes:
 
 def encode(
     squares: Squares,
-    quantizer: Quantizer,
     found: Levels,
+    *,
     powers: Sequence[jax.Array | None] = (None, None),
 ) -> tuple[Scaled, Scaled]:
     """Returns a matrix and its transpose for FP8 tensor cores.
 
     Args:
       squares: the matrix [r, c].
-      quantizer: of square blocks under powers of two.
       found: its levels.
       powers: exponents of what rows and columns of blocks are multiplied by, int32
         [r, 1] and [1, c]; None: what brings the largest to the top.
     """
-    grid, side = quantizer.grid, quantizer.block_size
+    grid, side = squares.quantizer.grid, squares.quantizer.block_size
     of_rows, of_columns = (
         fp8.shift(grid) - found.top(along) if power is None else power
         for along, power in zip((1, 0), powers, strict=True)

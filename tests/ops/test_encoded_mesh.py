@@ -57,7 +57,9 @@ def on_a_mesh(monkeypatch, layout, **how):
     """Returns the results and the collectives that made them, and what was encoded."""
     seen, encode = [], squares.encode
     monkeypatch.setattr(
-        encoded, "encode", lambda of, *a: seen.append(type(of)) or encode(of, *a)
+        encoded,
+        "encode",
+        lambda of, *a, **how: seen.append(type(of)) or encode(of, *a, **how),
     )
     of_w, gather = LAYOUTS[layout]
     mesh = sharding.make_mesh(data=2, fsdp=2, tensor=2)
