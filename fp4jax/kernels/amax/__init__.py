@@ -1,3 +1,1 @@
-"""The amax of a rotated array."""
-
-from fp4jax.kernels.amax.api import tensor_amax as tensor_amax
+"""The amax of a rotated array, by the kernel for its matrix."""

@@ -1,6 +1,5 @@
-"""The amax of a rotated matrix on NVIDIA GPUs, in Pallas Mosaic GPU."""
+"""The amax of a rotated array on NVIDIA GPUs, in Pallas Mosaic GPU."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -8,34 +7,39 @@ import jax.numpy as jnp
 
 from fp4jax.kernels import planes
 from fp4jax.kernels.runs import along
-from fp4jax.numerics import exact
+from fp4jax.kernels.view import View
+from fp4jax.numerics import Site, exact, hadamard
+from fp4jax.numerics.hadamard import Hadamard
 
 
-def amax(
+def tensor_amax(
     x: jax.Array,
-    signs: Sequence[float] | jax.Array,
+    rotation: Hadamard,
     *,
     axis: int,
-    width: int = 2,
+    key: jax.Array | None,
+    site: Site,
     interpret: Any = None,
 ) -> jax.Array:
-    """Returns max |x H'| of a matrix, float32 [], NaN where it has one.
+    """Returns max |x H'|, float32 [], NaN where it has one.
 
     Args:
-      x: float32 or bfloat16 [r, c].
-      signs: of the rotation: numbers, or where they are drawn a float32 array.
+      x: float32 or bfloat16, of whole runs, and a multiple of 128 of them.
+      rotation: of the runs along `axis`.
       axis: the contraction axis.
-      width: runs of each thread.
+      key: of signs that are drawn.
+      site: which stream of the key they are of.
       interpret: as `plgpu.kernel` takes it.
     """
-    size = signs.size if isinstance(signs, jax.Array) else len(signs)
+    view, size = View.of(x, axis), rotation.size
+    signs = hadamard.signs_of(rotation, key, site.signs_stream)
     geometry = along(
-        axis,
-        shape=x.shape,
+        view.axis,
+        shape=view.matrix.shape,
         size=size,
         block=size,
-        width=width,
-        period=x.shape[0],
+        width=view.width(size),
+        period=view.matrix.shape[0],
         interpret=bool(interpret),
     )
     arrays = [signs] if isinstance(signs, jax.Array) else []
@@ -51,7 +55,7 @@ def amax(
     # As integers, which keep the order of magnitudes, and a NaN.
     parts = geometry.run(
         kernel,
-        x,
+        view.matrix,
         *arrays,
         out_type=jax.ShapeDtypeStruct(geometry.grid, jnp.int32),
         interpret=interpret,

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import jax
 
 from fp4jax.kernels import devices
-from fp4jax.kernels.amax import tensor_amax
 from fp4jax.kernels.quantize import reference
 from fp4jax.kernels.quantize.outputs import Quantized
 from fp4jax.kernels.quantize.way import Inputs, Way
@@ -153,8 +152,10 @@ class Mosaic(Backend):
         """Calls the kernel of rotated arrays; XLA reads others as fast."""
         if (rotation := way.quantizer.rotation) is None:
             return blocks.amax(x)
+        from fp4jax.kernels.amax import mosaic
+
         how: dict[str, Any] = {"axis": way.axis, "key": key, "site": way.site}
-        return tensor_amax(x, rotation, **how, interpret=self.interpret)
+        return mosaic.tensor_amax(x, rotation, **how, interpret=self.interpret)
 
     @property
     def interpret(self) -> Any:
