@@ -102,14 +102,7 @@ class Product:
                 rows, columns = pl.ds(i * tile.m, tile.m), pl.ds(j * tile.n, tile.n)
 
                 def compute(multiply):
-                    def accumulate(sums):
-                        multiply(sums)
-                        return sums[...]
-
-                    shape = plgpu.ACC((ROWS, tile.n), jnp.float32)
-                    found = pl.run_scoped(accumulate, shape)
-                    for f in range(count):
-                        found = found * factors[f]
+                    found = self._sums(multiply, factors, count)
                     own = pl.ds(i * tile.m + warpgroup * ROWS, ROWS)
                     place = out.at[self._place(columns, own)]
                     self._write(found.astype(self.dtype), boxes.at[warpgroup], place)
@@ -134,6 +127,19 @@ class Product:
             collective_axes="warpgroup",
         )
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+
+    def _sums(self, multiply: Any, factors: Any, count: int) -> jax.Array:
+        """Returns what a pipeline adds up, times every factor."""
+
+        def accumulate(sums):
+            multiply(sums)
+            return sums[...]
+
+        shape = plgpu.ACC((ROWS, self.tile.n), jnp.float32)
+        found = pl.run_scoped(accumulate, shape)
+        for i in range(count):
+            found = found * factors[i]
+        return found
 
     def _pipeline(self, step: Any, compute: Any, other: Any) -> Any:
         """Returns what brings tiles along the contraction axis to `step`, in order."""
