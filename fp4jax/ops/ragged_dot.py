@@ -59,7 +59,7 @@ def ragged_dot(
     Raises:
       ValueError: sizes that are no vector of e integers; a recipe that draws, without
         a key; several keys; `held`, `step`, `microbatch` or `positions` that do not
-        fit.
+        fit; rows that are spread over explicit axes of a mesh.
       TypeError: operands that are not float, or whose dimensions do not match; a key
         that is none, or of another implementation than Threefry.
       NotImplementedError: a second derivative; `compute` of "fp8" or "native"; `held`
@@ -94,6 +94,7 @@ def ragged_dot(
     check_recipe(recipe, "ragged_dot")
     m = x.shape[0]
     positions, first = _positions(positions, microbatch, m)
+    _check_spread(x=x, group_sizes=group_sizes, positions=positions)
     tiles = Tiles.of_sizes(group_sizes.astype(jnp.int32), m, rows=tile_rows(recipe))
     y = grouped_dot(
         tiles.lay_out(x),
@@ -128,6 +129,19 @@ def _check_shapes(x: jax.Array, w: jax.Array, sizes: jax.Array) -> None:
             f"ragged_dot: group_sizes must be {w.shape[0]} integers, one for each "
             f"matrix of w, got shape={sizes.shape}, dtype={sizes.dtype}."
         )
+
+
+def _check_spread(**arrays: jax.Array) -> None:
+    for name, array in arrays.items():
+        sharding = jax.typeof(array).sharding
+        if sharding.spec[0] is not None:
+            raise ValueError(
+                f"ragged_dot: {name} must not be spread along its first axis, since "
+                "rows move to where their groups are, got "
+                f"spec={sharding.spec} of {dict(sharding.mesh.shape)}. Bring it "
+                f"together, jax.sharding.reshard({name}, jax.P()), or call ragged_dot "
+                "inside of jax.shard_map, on the rows of each device."
+            )
 
 
 def _positions(positions: Any, microbatch: Any, m: int) -> tuple[jax.Array, Any]:

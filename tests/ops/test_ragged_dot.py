@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
 
 import fp4jax
 from fp4jax import policies, recipes
@@ -16,6 +18,7 @@ from fp4jax.numerics import NEAREST, Hadamard, Quantizer
 from fp4jax.ops.tiles import Tiles, filled, tile_rows
 from fp4jax.policies import PRESETS
 from fp4jax.recipes import Dgrad, Fprop, Wgrad
+from tests.kernels.cases import several_devices
 
 KEY = jax.random.key(0)
 DIMS = (((1,), (0,)), ((), ()))
@@ -256,6 +259,22 @@ def test_what_cannot_be_honored_raises(changes, error, words):
     arguments = {"x": x, "w": w, "group_sizes": jnp.asarray(UNEVEN), "key": KEY}
     with pytest.raises(error, match=words):
         fp4jax.ragged_dot(**{**arguments, "recipe": recipes.ufp4(), **changes})
+
+
+@several_devices
+@pytest.mark.parametrize("name", ["x", "positions"])
+def test_rows_on_several_devices_are_one_sentence(name):
+    x, w, _ = operands(32)
+    whole = {"x": x, "positions": jnp.arange(32, dtype=jnp.uint32)}
+    dot = functools.partial(ragged, w=w, sizes=UNEVEN, recipe=recipes.ufp4())
+    kind = {"axis_types": (AxisType.Explicit,)}
+    with jax.set_mesh(jax.make_mesh((jax.device_count(),), ("a",), **kind)):
+        rows = jax.sharding.reshard(whole[name], P("a"))
+        words = f"{name} must not be spread .* first .*reshard.{name}, jax.P"
+        with pytest.raises(ValueError, match=words):
+            jax.eval_shape(dot, **whole | {name: rows})
+        together = jax.sharding.reshard(rows, jax.P())
+        jax.eval_shape(dot, **whole | {name: together})
 
 
 def test_what_cannot_be_differentiated_raises():
