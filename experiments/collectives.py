@@ -52,8 +52,14 @@ class Collective:
 
     @property
     def bytes(self) -> int:
-        """Of all results on one device, each time."""
-        return sum(math.prod(shape) * _bits(dtype) for dtype, shape in self.arrays) // 8
+        """Of all results on one device, each time.
+
+        A ragged one fills as much of its result as devices send: as much as if each had
+        its equal share.
+        """
+        bits = sum(math.prod(shape) * _bits(dtype) for dtype, shape in self.arrays)
+        is_ragged = self.kind == "ragged-all-to-all" and self.devices
+        return bits // 8 // (len(self.devices) if is_ragged else 1)
 
 
 def collectives(hlo: str) -> Iterator[Collective]:
@@ -93,8 +99,8 @@ def _parse(line: str, times: int) -> Collective:
     arrays = tuple(
         (dtype, _numbers(sizes)) for dtype, _, sizes in _ARRAY.findall(result)
     )
-    if is_start and result.startswith("("):
-        arrays = arrays[len(arrays) // 2 :]  # the operands come first
+    if is_start and result.startswith("("):  # the operands come first
+        arrays = arrays[-1 if kind == "ragged-all-to-all" else len(arrays) // 2 :]
     return Collective(kind, arrays, _first_group(line), times)
 
 

@@ -13,6 +13,7 @@ import jax
 import jax.extend
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -20,6 +21,7 @@ from experiments import presets
 from experiments.collectives import Collective, collectives
 from experiments.presets import ExperimentConfig
 from fp4jax import sharding, train
+from fp4jax.kernels.choice import KERNELS, chosen
 from fp4jax.models import Transformer
 from fp4jax.nnx import set_step
 from fp4jax.train import TrainState
@@ -80,7 +82,8 @@ def measure(
     parts = config.run.microbatches
     step = train.make_train_step(graph, optimizer, microbatches=parts, mesh=mesh)
     shapes = functools.partial(batch, mesh=mesh, integers=integers)
-    program = step.lower(state, shapes(config)).compile()
+    with KERNELS(dataclasses.replace(chosen(), exchange=_Balanced())):
+        program = step.lower(state, shapes(config)).compile()
     part = config.data.batch_size // parts
     data = dataclasses.replace(config.data, batch_size=part)
     of_part = shapes(dataclasses.replace(config, data=data))
@@ -92,6 +95,26 @@ def measure(
         collectives=tuple(collectives(program.as_text() or "")),
     )
     return footprint, model
+
+
+@dataclasses.dataclass(frozen=True)
+class _Balanced:
+    """Sends to each device as many tiles, in programs that are not run.
+
+    A GPU sends what is needed, and a CPU has no collective for it.
+    """
+
+    def exchange(
+        self, x: jax.Array, sent: jax.Array, received: jax.Array, *, axis: str
+    ) -> jax.Array:
+        del sent, received
+        parts = lax.axis_size(axis)
+        room = x.shape[0] // parts
+        share = -(-room // parts)
+        x = x.reshape(parts, room, *x.shape[1:])[:, :share]
+        y = lax.all_to_all(x, axis, 0, 0, tiled=True)
+        beyond = ((0, 0), (0, room - share), *((0, 0),) * (y.ndim - 2))
+        return jnp.pad(y, beyond).reshape(-1, *y.shape[2:])
 
 
 def _residuals(

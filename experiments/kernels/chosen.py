@@ -4,6 +4,7 @@ from typing import Literal
 
 from fp4jax.kernels import scaled_matmul
 from fp4jax.kernels.choice import Kernels
+from fp4jax.kernels.exchange import DENSE
 from fp4jax.kernels.grouped_matmul import HOPPER
 from fp4jax.kernels.quantize import MOSAIC, TRITON, XLA
 from fp4jax.ops.grouped_matmul import RAGGED, SCAN
@@ -11,6 +12,7 @@ from fp4jax.ops.grouped_matmul import RAGGED, SCAN
 Grouped = Literal["default", "hopper", "ragged", "scan"]
 Quantize = Literal["default", "mosaic", "triton", "xla"]
 Packed = Literal["default", "mosaic"]
+Exchange = Literal["default", "dense"]
 
 
 def choice(
@@ -18,6 +20,7 @@ def choice(
     grouped: Grouped = "default",
     quantize: Quantize = "default",
     packed: Packed = "default",
+    exchange: Exchange = "default",
 ) -> Kernels:
     """Returns the kernels of these names.
 
@@ -27,6 +30,8 @@ def choice(
       quantize: the backend of `fp4jax.kernels.quantize`, or that of the device.
       packed: what multiplies by packed operands: the kernel for Hopper GPUs, or what
         the library takes by itself.
+      exchange: what sends tokens to experts: all of the room for them, or what the
+        library takes by itself.
     """
     of_groups = {"default": None, "hopper": HOPPER, "ragged": RAGGED, "scan": SCAN}
     named = {"default": None, "mosaic": MOSAIC, "triton": TRITON, "xla": XLA}
@@ -34,4 +39,5 @@ def choice(
         quantize=named[quantize],
         products=of_groups[grouped],
         scaled_matmul=scaled_matmul.MOSAIC if packed == "mosaic" else None,
+        exchange=DENSE if exchange == "dense" else None,
     )

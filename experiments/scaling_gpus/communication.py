@@ -11,14 +11,14 @@ Interval = tuple[float, float]
 
 _DEVICE = "/device:GPU:"
 _LINE = "Stream"  # what a device ran; other lines repeat it by module and operation
-_KERNEL = "nccl"
+_KERNELS = ("nccl", "raggedalltoall", "multigpubarrier")  # the latter are XLA's own
 
 
 class Communication(NamedTuple):
     """Parts of the time from the first to the last kernel, mean over devices.
 
     Attributes:
-      share: in which a kernel of NCCL runs.
+      share: in which a kernel that communicates runs.
       exposed: in which no other kernel runs beside it.
     """
 
@@ -61,7 +61,8 @@ def of_kernels(kernels: Iterable[tuple[str, float, float]]) -> Communication | N
     every, sends, others = [], [], []
     for name, start, end in kernels:
         every.append((start, end))
-        (sends if _KERNEL in name.lower() else others).append((start, end))
+        is_send = any(kernel in name.lower() for kernel in _KERNELS)
+        (sends if is_send else others).append((start, end))
     if not every:
         return None
     whole = max(end for _, end in every) - min(start for start, _ in every)

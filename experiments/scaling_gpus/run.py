@@ -20,7 +20,7 @@ import tyro
 from experiments import record, terminal
 from experiments.collectives import collectives
 from experiments.kernels import cases, programs
-from experiments.kernels.chosen import Grouped, choice
+from experiments.kernels.chosen import Exchange, Grouped, choice
 from experiments.kernels.in_turn import ProcessDied, in_turn
 from experiments.kernels.programs import Training
 from experiments.scaling_gpus import communication, setting
@@ -56,6 +56,8 @@ class Arguments:
     """of the rows of a batch."""
     grouped: Grouped = "default"
     """what multiplies groups of rows."""
+    exchange: Exchange = "default"
+    """what sends tokens to experts; dense: all of the room for them."""
     jobs: int = 4
     """processes of one measurement each, at a time; 1: this one does everything."""
     limit: float = 300.0
@@ -109,6 +111,7 @@ def run(arguments: Arguments) -> Iterator[dict[str, Any]]:
             only=arguments.meshes,
             scalings=arguments.scalings,
             grouped=arguments.grouped,
+            exchange=arguments.exchange,
         )
     )
     rows = []
@@ -144,7 +147,7 @@ def prepare(task: Task) -> Callable[[], dict[str, Any]]:
         case = cases.find(task.case, config)
         batch = config.data.batch_size, config.data.sequence_length
         batches = programs.batches(config, mesh=mesh)
-        with KERNELS(choice(grouped=task.grouped)):
+        with KERNELS(choice(grouped=task.grouped, exchange=task.exchange)):
             lowered = programs.lower(case, config, batches[0], mesh=mesh)
     except Exception as error:  # of this measurement alone
         failed = record.failure(error)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from experiments import presets
-from experiments.kernels.chosen import Grouped
+from experiments.kernels.chosen import Exchange, Grouped
 from experiments.presets import ExperimentConfig
 from fp4jax import sharding
 
@@ -64,6 +64,7 @@ class Task:
       scaling: "weak" or "strong".
       devices: of the mesh.
       grouped: what multiplies groups of rows.
+      exchange: what sends tokens to experts.
     """
 
     model: str
@@ -72,6 +73,7 @@ class Task:
     scaling: str
     devices: int
     grouped: Grouped = "default"
+    exchange: Exchange = "default"
 
     @property
     def config(self) -> ExperimentConfig:
@@ -105,6 +107,7 @@ def tasks(
     only: Sequence[str] = (),
     scalings: Sequence[str] = (WEAK, STRONG),
     grouped: Grouped = "default",
+    exchange: Exchange = "default",
 ) -> Iterator[Task]:
     """Yields what to measure: each model and policy on one device, then on several.
 
@@ -115,6 +118,7 @@ def tasks(
       only: meshes, of all devices or of fewer; () takes all of `meshes`.
       scalings: of the rows of a batch; one device serves both.
       grouped: what multiplies groups of rows.
+      exchange: what sends tokens to experts.
     """
     for name, policy in itertools.product(names, policies):
         alone = Task(
@@ -124,6 +128,7 @@ def tasks(
             scaling=WEAK,
             devices=1,
             grouped=grouped,
+            exchange=exchange,
         )
         yield alone
         known = meshes(devices, has_experts=MODELS[name].has_experts)

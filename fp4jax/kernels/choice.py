@@ -38,20 +38,23 @@ class Kernels:
       products: of groups; None: kernels on Hopper GPUs, a scan over tiles elsewhere.
       scaled_matmul: a backend of `fp4jax.kernels.scaled_matmul`, which multiplies by
         packed operands where it can; None: they are decoded to memory.
+      exchange: of `fp4jax.kernels.exchange`, which sends tokens to the devices of their
+        experts; None: RAGGED along axes of up to 8 GPUs of a process, else DENSE.
     """
 
     quantize: Any = None
     products: Products | None = None
     scaled_matmul: Any = None
+    exchange: Any = None
 
     def __post_init__(self):
-        for name, method in _METHODS.items():
+        for name, (method, such) in _METHODS.items():
             value = getattr(self, name)
             is_backend = hasattr(value, method) and not isinstance(value, type)
             if value is not None and not is_backend:
                 raise TypeError(
                     f"Kernels: {name} must be a backend of fp4jax.kernels.{name}, such "
-                    f"as its MOSAIC or XLA, or None, got {name}={value!r}."
+                    f"as its {such}, or None, got {name}={value!r}."
                 )
         if not isinstance(self.products, Products | None):
             raise TypeError(
@@ -60,8 +63,12 @@ class Kernels:
             )
 
 
-# What a backend does, by which it is told from others.
-_METHODS = {"quantize": "quantize", "scaled_matmul": "multiply"}
+# What a backend does, by which it is told from others, and which there are.
+_METHODS = {
+    "quantize": ("quantize", "MOSAIC or XLA"),
+    "scaled_matmul": ("multiply", "MOSAIC or XLA"),
+    "exchange": ("exchange", "DENSE or RAGGED"),
+}
 
 KERNELS: Any = jax.make_user_context(Kernels())
 

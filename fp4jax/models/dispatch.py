@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fp4jax.kernels.exchange import exchange
 from fp4jax.numerics.groups import Groups
 from fp4jax.ops.tiles import Tiles
 from fp4jax.sharding import DATA, EXPERT, FSDP, RULES, TENSOR
@@ -29,14 +30,15 @@ class Dispatch:
       groups: of the tiles that it receives.
       positions: uint32 [t, a], of the tokens that it receives.
       num_positions: of the tokens of all devices, each counted for every expert.
-      is_spread: whether a mesh spreads rows and experts.
+      sizes: int32 [parts] each, the tiles that a device sends to each along expert, and
+        that it receives; None where no mesh spreads rows and experts.
     """
 
     tiles: Tiles
     groups: Groups
     positions: jax.Array
     num_positions: int
-    is_spread: bool
+    sizes: tuple[jax.Array, jax.Array] | None
 
     @classmethod
     def of(
@@ -48,7 +50,7 @@ class Dispatch:
           experts: int32 [b, t, top_k], those of each token.
           count: number of experts, on all devices.
           rows: of a tile.
-          is_spread: as of the attribute.
+          is_spread: whether a mesh spreads rows and experts.
         """
         b, t, top_k = experts.shape
         parts, tensors, shards, tensor, shard = 1, 1, 1, 0, 0
@@ -68,11 +70,13 @@ class Dispatch:
         position = jnp.arange(num_rows, dtype=jnp.uint32)
         first = jnp.asarray(shard * num_rows).astype(jnp.uint32)
         positions = tiles.positions(position + first)
+        sizes = None
         if is_spread:
-            of, positions = _exchanged(of), _exchanged(positions)
+            needed, of = _needed(of, here), _exchanged(of)
+            sizes, positions = (needed, _needed(of, here)), _exchanged(positions)
         axes = (DATA, FSDP) if is_spread else ()
         groups = Groups.of_entries(of, here, axes)
-        return cls(tiles, groups, positions, shards * num_rows, is_spread)
+        return cls(tiles, groups, positions, shards * num_rows, sizes)
 
     def send(self, x: jax.Array, *, top_k: int) -> jax.Array:
         """Returns the tiles [t, a, d] of tokens x [b, t, d], for the experts here."""
@@ -81,7 +85,10 @@ class Dispatch:
         copies = jnp.broadcast_to(copies, (*x.shape[:2], top_k, x.shape[2]))
         copies = copies.astype(x.dtype).reshape(-1, x.shape[2])
         tiles = self.tiles.lay_out(copies)
-        return _exchanged(tiles) if self.is_spread else tiles
+        if self.sizes is None:
+            return tiles
+        sent, received = self.sizes
+        return exchange(tiles, sent=sent, received=received, axis=EXPERT)
 
     def combine(self, y: jax.Array, weights: jax.Array) -> jax.Array:
         """Returns the sums [b, t, d] of what the experts return, float32.
@@ -90,10 +97,18 @@ class Dispatch:
           y: [t, a, d] tiles.
           weights: float32 [b, t, top_k], of each token's experts.
         """
-        y = self.tiles.rows_of(_exchanged(y) if self.is_spread else y)
+        if self.sizes is not None:
+            sent, received = self.sizes
+            y = exchange(y, sent=received, received=sent, axis=EXPERT)
+        y = self.tiles.rows_of(y)
         y = y.astype(jnp.float32).reshape(*weights.shape, -1) * weights[..., None]
         y = jnp.sum(y, 2)
-        return lax.psum(y, TENSOR) if self.is_spread else y
+        return y if self.sizes is None else lax.psum(y, TENSOR)
+
+
+def _needed(of: jax.Array, count: int) -> jax.Array:
+    """Returns how many tiles for each device, or of each, have one of its experts."""
+    return jnp.sum((of < count).reshape(lax.axis_size(EXPERT), -1), 1, jnp.int32)
 
 
 def _exchanged(x: jax.Array) -> jax.Array:

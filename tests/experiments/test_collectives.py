@@ -49,3 +49,26 @@ ENTRY %main (p: u8[4,8]) -> u8[16,8] {
     assert found == Collective(
         "all-gather", (("u8", (16, 8)),), devices=(0, 2, 4, 6), times=1
     )
+
+
+def test_a_ragged_exchange_counts_an_equal_share_of_its_room():
+    room, sizes = "bf16[40,16,128]{2,1,0}", "s64[8]{0}, s64[8]{0}, s64[8]{0}"
+    start = f"(({room}, {room}, {sizes}, /*index=5*/s64[8]{{0}}), {room})"
+    how = "(%p, %z, %a, %b, %c, /*index=5*/%d), replica_groups={{0,2,4,6}}"
+    hlo = f"""
+ENTRY %main (p: bf16[40,16,128]) -> bf16[40,16,128] {{
+  %r = {room} ragged-all-to-all{how}
+  %s = {start} ragged-all-to-all-start{how}
+  ROOT %e = {room} ragged-all-to-all-done(%s)
+}}
+"""
+    found = list(collectives(hlo))
+    assert found == 2 * [
+        Collective(
+            "ragged-all-to-all",
+            (("bf16", (40, 16, 128)),),
+            devices=(0, 2, 4, 6),
+            times=1,
+        )
+    ]
+    assert found[0].bytes == 2 * 40 * 16 * 128 // 4

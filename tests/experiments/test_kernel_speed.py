@@ -10,6 +10,7 @@ import tyro
 from experiments.kernels import chosen, grouped, linear, packed, quantize, show, timing
 from fp4jax.kernels import partition
 from fp4jax.kernels.choice import Kernels
+from fp4jax.kernels.exchange import DENSE
 from fp4jax.kernels.quantize import XLA
 from fp4jax.ops.grouped_matmul import RAGGED
 
@@ -139,6 +140,9 @@ def test_without_a_yardstick_there_is_no_rate(capsys, monkeypatch):
 
 def test_names_choose_kernels():
     assert chosen.choice() == Kernels()
-    found = chosen.choice(grouped="ragged", quantize="xla", packed="mosaic")
-    expected = Kernels(quantize=XLA, products=RAGGED, scaled_matmul=packed.MOSAIC)
-    assert found == expected
+    found = chosen.choice(
+        grouped="ragged", quantize="xla", packed="mosaic", exchange="dense"
+    )
+    assert found == Kernels(
+        quantize=XLA, products=RAGGED, scaled_matmul=packed.MOSAIC, exchange=DENSE
+    )

@@ -64,6 +64,20 @@ def test_weights_are_gathered_in_bfloat16_in_both_directions(measured):
     assert gathered == 2 * 2 * (layers + head) // 2 + 4 * TOKENS
 
 
+def test_experts_are_sent_equal_shares_of_tokens():
+    blocks = ("model.num_layers=1", "model.blocks=E")
+    config = presets.of_batch("moe_tiny", 8, 32, *blocks)
+    found, _ = footprint.measure(config, mesh=sharding.make_mesh(expert=4))
+    # Two experts of a device may need 11 tiles of 16 for the choices of two rows.
+    share, d = -(-11 // 4), config.model.d_model
+    sent = {
+        each.bytes
+        for each in found.collectives
+        if each.kind == "all-to-all" and each.arrays[0][1][-1] == d
+    }
+    assert sent == {4 * 4 * share * 16 * d}  # which a CPU sends in float32
+
+
 def test_time_is_what_is_done_over_what_the_device_can(measured):
     mesh, _, model = measured
     device = DEVICES["H100"]

@@ -19,6 +19,7 @@ from fp4jax.kernels.choice import KERNELS, Kernels
         ),
         ({"quantize": type(quantize.XLA)}, "quantize must be a backend"),
         ({"scaled_matmul": quantize.XLA}, "backend of fp4jax.kernels.scaled_matmul"),
+        ({"exchange": "dense"}, "exchange, such as its DENSE or RAGGED, or None"),
         ({"products": "hopper"}, "products must be Products, .* got products='hopper'"),
     ],
 )

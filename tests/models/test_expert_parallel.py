@@ -8,15 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from jax import lax
 
 import fp4jax.nnx
 from experiments.collectives import collectives
 from fp4jax import recipes, sharding
 from fp4jax.kernels.choice import KERNELS, Kernels
+from fp4jax.kernels.exchange import RAGGED
 from fp4jax.models import ModelConfig, MoEConfig
 from fp4jax.models.moe import MoE
 from fp4jax.train.partition import spread
 from tests.kernels.cases import OPAQUE
+from tests.kernels.ragged import ragged_all_to_all
 
 CONFIG = ModelConfig(
     vocab_size=64,
@@ -121,6 +124,17 @@ def test_devices_gather_codes_and_compute_what_one_does():
     assert sum(each.bytes for each in scattered) == 4 * weights // 2
     exchanged = {each.devices for each in sent if each.kind == "all-to-all"}
     assert exchanged == {(0, 2)}  # along expert
+
+
+@pytest.mark.parametrize("sizes", [{"expert": 4}, {"expert": 2, "tensor": 2}], ids=str)
+@pytest.mark.parametrize("name", ["bf16", "ufp4"])
+def test_tiles_that_no_token_needs_are_not_sent(name, sizes, monkeypatch):
+    recipe = getattr(recipes, name)()
+    monkeypatch.setattr(lax, "ragged_all_to_all", ragged_all_to_all)
+    with KERNELS(Kernels(exchange=RAGGED)):
+        found, _ = compiled(recipe, **sizes)
+    expected, _ = compiled(recipe, **sizes)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 def test_rows_that_no_mesh_divides_run_as_on_one_device():
