@@ -8,6 +8,7 @@ process ends.
 import multiprocessing
 import os
 import threading
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
@@ -21,7 +22,7 @@ _END_SECONDS = 20.0  # in which a process that has nothing more to do must end
 
 
 class ProcessDied(Exception):
-    """A process ended, or was ended, before it had a result."""
+    """A process ended, or was ended, before it had a result, or the only one raised."""
 
 
 def in_turn(
@@ -49,7 +50,7 @@ def in_turn(
         raise ValueError(f"in_turn: jobs must be positive, got jobs={jobs}.")
     if jobs == 1:
         for task in tasks:
-            yield prepare(task)()
+            yield _here(prepare, task)
         return
     waiting, running = deque(tasks), deque[tuple[SpawnProcess, Connection]]()
     try:
@@ -61,6 +62,16 @@ def in_turn(
     finally:
         for process, _ in running:
             process.kill()
+
+
+def _here(prepare: Callable[[T], Callable[[], R]], task: T) -> R | ProcessDied:
+    """Returns the result of a task; an error is printed, as another process does."""
+    try:
+        return prepare(task)()
+    except Exception as error:
+        traceback.print_exc()
+        first_line = str(error).partition("\n")[0]
+        return ProcessDied(f"{type(error).__name__}: {first_line}")
 
 
 def _start(

@@ -57,6 +57,17 @@ def test_a_process_that_dies_leaves_the_others_their_turn():
     assert isinstance(second, ProcessDied) and "status 3" in str(second)
 
 
+def fails(task):
+    return lambda: 1 // task
+
+
+def test_an_error_of_the_only_process_leaves_the_others_their_turn(capfd):
+    first, second = in_turn(fails, [0, 1], jobs=1)
+    assert isinstance(first, ProcessDied) and second == 1
+    assert str(first).startswith("ZeroDivisionError: ")
+    assert "Traceback" in capfd.readouterr().err
+
+
 def sleeps(task):
     return lambda: time.sleep(task) or task
 

@@ -33,6 +33,19 @@ def test_a_run_that_died_does_not_hold():
     assert invariance.table(rows).row_count == 1
 
 
+def test_a_policy_that_fails_is_a_row_and_the_next_has_its_turn(monkeypatch):
+    def losses(run):
+        if run.policy == "ufp4":
+            raise NotImplementedError("no such kernel")
+        return lambda: ONE
+
+    monkeypatch.setattr(invariance, "losses", losses)
+    arguments = invariance.Arguments(model="tiny", policies=("ufp4", "bf16"), jobs=1)
+    failed, row = invariance.compare_losses(arguments, ["fsdp=2"])
+    assert failed["error"] == "NotImplementedError: no such kernel"
+    assert not failed["holds"] and row["holds"]
+
+
 def test_codes_that_draw_are_those_of_one_device():
     x = jax.random.normal(jax.random.key(0), (64, 128), jnp.bfloat16)
     mesh = sharding.make_mesh(fsdp=4, tensor=2)
