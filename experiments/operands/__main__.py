@@ -18,7 +18,7 @@ from tyro.conf import OmitArgPrefixes
 from experiments import terminal
 from experiments.folder import Row
 from experiments.operands import cases, command, measure, show
-from experiments.operands.captures import Capture, Source, capture, train
+from experiments.operands.captures import Source, train
 from experiments.operands.command import Arguments, Study
 from experiments.operands.tiles import Tiles
 from experiments.study import Results
@@ -27,7 +27,9 @@ from experiments.study import Results
 def measure_all(source: Source, results: Results, tiny: bool) -> None:
     """Adds the rows that are missing."""
     train(source)
-    found = functools.lru_cache(maxsize=1)(functools.partial(same, source, results))
+    found = functools.lru_cache(maxsize=1)(
+        functools.partial(command.same, source, results)
+    )
     tiles = functools.lru_cache(maxsize=1)(lambda step: Tiles(found(step)))
     for piece in results.missing(pieces(source, tiny=tiny)):
         step = piece["step"]
@@ -37,23 +39,6 @@ def measure_all(source: Source, results: Results, tiny: bool) -> None:
             row = {"figures": figures(tiles(step), piece)}
         results.add(piece | row)
         print(*piece.values(), flush=True)
-
-
-def same(source: Source, results: Results, step: int) -> Capture:
-    """Returns a capture, of which the rows of its step must be.
-
-    Raises:
-      ValueError: they are of another run.
-    """
-    found = capture(source, step)
-    for row in results.find(section="captures", step=step):
-        if row["loss"] != found.loss:
-            raise ValueError(
-                f"--out: rows must be of the run in {str(source.folder)!r}, whose loss "
-                f"at step {step} is {found.loss}, got rows of {row['loss']}. Use "
-                "another --out."
-            )
-    return found
 
 
 def figures(tiles: Tiles, piece: Row) -> measure.Figures:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from experiments import study
 from experiments.folder import Row
-from experiments.operands.captures import Source
+from experiments.operands.captures import Capture, Source, capture
 from experiments.study import Results
 
 
@@ -41,6 +41,23 @@ class Arguments:
     runs/operands-tiny."""
     show_only: bool = False
     """measures nothing."""
+
+
+def same(source: Source, results: Results, step: int) -> Capture:
+    """Returns a capture, of which the rows of its step must be: their loss says so.
+
+    Raises:
+      ValueError: they are of another run.
+    """
+    found = capture(source, step)
+    for row in results.find(step=step):
+        if row.get("loss", found.loss) != found.loss:
+            raise ValueError(
+                f"--out: rows must be of the run in {str(source.folder)!r}, whose loss "
+                f"at step {step} is {found.loss}, got rows of {row['loss']}. Use "
+                "another --out."
+            )
+    return found
 
 
 def main(about: Study, arguments: Arguments) -> None:

@@ -18,7 +18,7 @@ from tyro.conf import OmitArgPrefixes
 from experiments import terminal
 from experiments.folder import Row
 from experiments.operands import command
-from experiments.operands.captures import Source, capture, train
+from experiments.operands.captures import Source, train
 from experiments.operands.command import Arguments, Study
 from experiments.operands.tiles import Tiles
 from experiments.study import Results
@@ -28,10 +28,14 @@ from experiments.transposition import measure, show
 def measure_all(source: Source, results: Results, tiny: bool) -> None:
     """Adds the rows that are missing."""
     train(source)
-    tiles = functools.lru_cache(maxsize=1)(lambda step: Tiles(capture(source, step)))
+    found = functools.lru_cache(maxsize=1)(
+        functools.partial(command.same, source, results)
+    )
+    tiles = functools.lru_cache(maxsize=1)(lambda step: Tiles(found(step)))
     for piece in results.missing(pieces(source, tiny=tiny)):
-        figures = measure.measure(tiles(piece["step"]), measure.quantizer(piece))
-        results.add(piece | figures)
+        step = piece["step"]
+        figures = measure.measure(tiles(step), measure.quantizer(piece))
+        results.add(piece | {"loss": found(step).loss} | figures)
         print(*piece.values(), flush=True)
 
 

@@ -6,12 +6,14 @@ import pytest
 
 from experiments import study
 from experiments.folder import read_log
-from experiments.operands.captures import Capture
+from experiments.operands.__main__ import STUDY as OPERANDS
+from experiments.operands.captures import Capture, Source
 from experiments.operands.tiles import Tiles
 from experiments.transposition import measure, show
 from experiments.transposition.__main__ import STUDY
 from fp4jax import Operands
 from fp4jax.numerics import UNIFORM, Quantizer
+from tests.experiments.operands.test_study import synthetic
 
 # Rows have scales 1 and 2, columns 1 and 2 too, the square 2.
 MATRIX = jnp.array([[7.0, 1.0], [7.0, 14.0]])
@@ -94,6 +96,30 @@ def test_tables_of_known_rows(tmp_path):
     )
     show.plot(rows, tmp_path / "blocks.png")
     assert (tmp_path / "blocks.png").stat().st_size > 10_000
+
+
+def test_rows_are_of_one_run_which_they_name(tmp_path, monkeypatch):
+    synthetic(tmp_path)  # of a loss of 7
+    monkeypatch.setattr(measure, "measure", lambda tiles, quantizer: {})
+    case = {"grid": "E2M1", "scale": "F32", "block": 32}
+    monkeypatch.setattr(measure, "cases", lambda blocks: [case])
+    results = study.Results(tmp_path / "results.jsonl")
+    source = Source.of(tmp_path, tiny=True)
+    STUDY.measure(source, results, True)
+    assert [(row["step"], row["loss"]) for row in results.rows] == [(1, 7.0), (2, 7.0)]
+    results.add({"step": 2, "loss": 6.0})
+    case["block"] = 8
+    with pytest.raises(ValueError, match="at step 2 is 7.0, got rows of 6.0"):
+        STUDY.measure(source, results, True)
+
+
+def test_the_rows_are_of_the_run_of_operands():
+    operands = read_log(OPERANDS.folder / "results.jsonl")
+    losses = {
+        row["step"]: row["loss"] for row in operands if row["section"] == "captures"
+    }
+    for row in read_log(STUDY.folder / "results.jsonl"):
+        assert row["loss"] == losses[row["step"]]
 
 
 def test_the_readme_has_the_tables_of_the_rows():
