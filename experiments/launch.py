@@ -29,7 +29,7 @@ class Arguments:
     - Every process gets JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID,
       and JAX_LOCAL_DEVICE_IDS: of several GPUs, the one of its number.
     - A line of output begins with the number of its process.
-    - SIGTERM and SIGINT go to all of them.
+    - SIGTERM, SIGINT and SIGHUP go to all of them.
     - Where one fails, the others are ended, and the exit status is that of the first.
     """
 
@@ -79,6 +79,8 @@ def launch(command: Sequence[str], *, processes: int) -> int:
                     start_new_session=True,  # or the terminal sends Ctrl-C as well
                 )
                 children.append(child)
+                for signal_before in received:
+                    _send(signal_before, [child])
                 pumps += _pumps(child, prefix=f"[{number}] ".encode())
             try:
                 return _first_failure(children, received)
@@ -128,8 +130,10 @@ def _send(number: int, children: Sequence[subprocess.Popen]) -> None:
 
 @contextlib.contextmanager
 def _signals_passed_to(children: Sequence[subprocess.Popen]) -> Generator[list[int]]:
-    """Hands on SIGTERM and SIGINT, which then do not end this process."""
-    numbers, received = (signal.SIGTERM, signal.SIGINT), []
+    """Hands on signals that ask to end, which then do not end this process."""
+    numbers, received = [signal.SIGTERM, signal.SIGINT], []
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup has it
+        numbers.append(signal.SIGHUP)
 
     def hand_on(number: int, _) -> None:
         received.append(number)
@@ -144,12 +148,13 @@ def _signals_passed_to(children: Sequence[subprocess.Popen]) -> Generator[list[i
 
 
 def _pumps(child: subprocess.Popen, *, prefix: bytes) -> list[threading.Thread]:
-    """Copies the output of a process line by line, until it ends."""
+    """Copies the output of a process line by line, until it ends or nobody reads."""
 
     def copy(source: IO[bytes], sink: IO[bytes]) -> None:
-        for line in source:
-            sink.write(prefix + line)  # one call, so that lines stay whole
-            sink.flush()
+        with source, contextlib.suppress(BrokenPipeError):
+            for line in source:
+                sink.write(prefix + line)  # one call, so that lines stay whole
+                sink.flush()
 
     pipes = ((child.stdout, sys.stdout.buffer), (child.stderr, sys.stderr.buffer))
     pumps = [threading.Thread(target=copy, args=pipe, daemon=True) for pipe in pipes]

@@ -95,6 +95,33 @@ def test_a_signal_reaches_all_and_their_status_comes_back():
     assert sorted(out.splitlines()) == ["[0] stopped", "[1] stopped"]
 
 
+def test_a_closed_terminal_ends_all():
+    process = start("import time; print('ready', flush=True); time.sleep(600)")
+    ready = {process.stdout.readline() for _ in range(2)}
+    assert ready == {"[0] ready\n", "[1] ready\n"}
+    process.send_signal(signal.SIGHUP)
+    assert finish(process)[0] == 128 + signal.SIGHUP
+
+
+def test_a_signal_reaches_those_that_start_after_it(monkeypatch):
+    class Started(subprocess.Popen):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            if kwargs["env"]["JAX_PROCESS_ID"] == "0":
+                signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(launch.subprocess, "Popen", Started)
+    assert launch.launch(["sleep", "9"], processes=2) == 128 + signal.SIGTERM
+
+
+def test_what_nobody_reads_is_not_waited_for():
+    process = start("while True: print('more')", processes=1)
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(20)
+    process.stderr.close()
+
+
 @pytest.mark.parametrize("argv", [["--processes=0", "--", "true"], ["--processes=2"]])
 def test_nothing_to_run_is_one_sentence(argv, capsys):
     assert launch.main(argv) == 2
