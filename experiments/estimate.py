@@ -134,7 +134,8 @@ def _work(model: Transformer, mesh: Mesh, device: Device, *, tokens: int) -> _Wo
         repeats = math.prod(shape[:stack])
         moe = model.config.moe if len(layer.shape) == 3 else None
         chosen = 1 if moe is None else moe.top_k
-        through = rows * chosen
+        # Along tensor each device has other experts.
+        through = rows * chosen * (1 if moe is None else met[0] / layer.shape[0])
         products += repeats * through * met[-2] * met[-1]
         products_of_all += repeats * tokens * chosen * math.prod(layer.shape[-2:])
         sizes = (through * met[-2], math.prod(stored), through * met[-1])  # x, w, dy

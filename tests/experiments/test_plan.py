@@ -1,5 +1,6 @@
 """Plans of runs: what a device holds and sends, and how long it would take."""
 
+import dataclasses
 import math
 
 import pytest
@@ -129,6 +130,26 @@ def test_quantizers_take_as_long_as_copies_of_their_operands():
     assert seconds(recipes.ufp4, "H200") == pytest.approx(plain)
     assert seconds(recipes.nvfp4, "H200") == pytest.approx(1.5 * plain)  # and its amax
     assert seconds(recipes.ufp4, "MI350") > 2 * seconds(recipes.ufp4, "H200")
+
+
+@pytest.mark.parametrize("axis", ["data", "expert", "tensor"])
+def test_devices_share_the_work_of_experts(axis):
+    shape = models.PRESETS["qwen3_tiny"]
+    config = dataclasses.replace(CONFIG, model=shape)
+    policy = Policy(recipes.bf16())
+    model = nnx.eval_shape(lambda: Transformer(shape, policy, rngs=nnx.Rngs(0)))
+
+    def seconds(**sizes):
+        return estimate.estimate(
+            model,
+            config,
+            mesh=sharding.make_mesh(**sizes),
+            device=DEVICES["H100"],
+            state_bytes=0,
+            collectives=(),
+        ).gemms
+
+    assert seconds(**{axis: 2}) == pytest.approx(seconds() / 2)
 
 
 @pytest.mark.parametrize(
