@@ -55,7 +55,7 @@ class Collective:
         """Of all results on one device, each time.
 
         A ragged one fills as much of its result as devices send: as much as if each had
-        its equal share.
+        its equal share of room for all. Where room is bounded, that is too little.
         """
         bits = sum(math.prod(shape) * _bits(dtype) for dtype, shape in self.arrays)
         is_ragged = self.kind == "ragged-all-to-all" and self.devices

@@ -82,7 +82,9 @@ def measure(
     parts = config.run.microbatches
     step = train.make_train_step(graph, optimizer, microbatches=parts, mesh=mesh)
     shapes = functools.partial(batch, mesh=mesh, integers=integers)
-    with KERNELS(dataclasses.replace(chosen(), exchange=_Balanced())):
+    experts = config.model.moe
+    exchange = _Balanced(experts.capacity_factor if experts else 0)
+    with KERNELS(dataclasses.replace(chosen(), exchange=exchange)):
         program = step.lower(state, shapes(config)).compile()
     part = config.data.batch_size // parts
     data = dataclasses.replace(config.data, batch_size=part)
@@ -102,7 +104,12 @@ class _Balanced:
     """Sends to each device as many tiles, in programs that are not run.
 
     A GPU sends what is needed, and a CPU has no collective for it.
+
+    Attributes:
+      factor: of the room over an equal share; 0: room for all.
     """
+
+    factor: float
 
     def exchange(
         self, x: jax.Array, sent: jax.Array, received: jax.Array, *, axis: str
@@ -110,7 +117,7 @@ class _Balanced:
         del sent, received
         parts = lax.axis_size(axis)
         room = x.shape[0] // parts
-        share = -(-room // parts)
+        share = math.ceil(room / (self.factor or parts))
         x = x.reshape(parts, room, *x.shape[1:])[:, :share]
         y = lax.all_to_all(x, axis, 0, 0, tiled=True)
         beyond = ((0, 0), (0, room - share), *((0, 0),) * (y.ndim - 2))

@@ -101,7 +101,7 @@ BREADTH = (
     r"train/test_accumulate.*(the_same_bits|in_the_loop)",
     r"train/test_accumulate.*(of_theirs|over_the_mesh)",
     r"train/test_checkpoint.*\[(empty|remove|error[12]|state)",
-    r"train/test_experts.*(every_policy|in_use|remat|microbatches|over_a_mesh|diagnosis)",
+    r"train/test_experts.*(every_policy|in_use|without_room|remat|microbatches|over_a_mesh|diagnosis)",
     r"train/test_loop.*model_learns",
     r"train/test_partition.*(codes_only|depends_on_the_mesh|in_any_family)",
     r"train/test_step.*same_seed",

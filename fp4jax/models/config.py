@@ -41,6 +41,8 @@ class MoEConfig:
       scaling: factor of these weights.
       aux_weight: of the loss that balances the experts; 0: there is none.
       bias_rate: by which a step moves the bias that balances the choice; 0: no bias.
+      capacity_factor: room that a device has for the tokens of each other, over an
+        equal share of them; what is beyond it is dropped. 0: for all, none is dropped.
 
     Raises:
       ValueError: a size that is no positive integer, more chosen experts than there
@@ -56,17 +58,23 @@ class MoEConfig:
     scaling: float = 1.0
     aux_weight: float = 0.001
     bias_rate: float = 0.0
+    capacity_factor: float = 0.0
 
     def __post_init__(self):
         _check_counts(self, "num_experts", "top_k", "d_expert")
         _check_counts(self, "d_shared", least=0)
         _check_numbers(self, "scaling")
-        _check_numbers(self, "aux_weight", "bias_rate", zero=True)
+        _check_numbers(self, "aux_weight", "bias_rate", "capacity_factor", zero=True)
         _check_name(self, "score", get_args(Score))
         if self.top_k > self.num_experts:
             raise ValueError(
                 "MoEConfig: top_k must be at most num_experts, got "
                 f"top_k={self.top_k}, num_experts={self.num_experts}."
+            )
+        if 0 < self.capacity_factor < 1:
+            raise ValueError(
+                "MoEConfig: capacity_factor must be 0 or at least 1, got "
+                f"capacity_factor={self.capacity_factor}."
             )
 
 

@@ -7,6 +7,7 @@ along tensor; what the experts return is summed along tensor.
 """
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +33,7 @@ class Dispatch:
       num_positions: of the tokens of all devices, each counted for every expert.
       sizes: int32 [parts] each, the tiles that a device sends to each along expert, and
         that it receives; None where no mesh spreads rows and experts.
+      dropped: int32 [b], the choices of each row for which there is no room.
     """
 
     tiles: Tiles
@@ -39,10 +41,17 @@ class Dispatch:
     positions: jax.Array
     num_positions: int
     sizes: tuple[jax.Array, jax.Array] | None
+    dropped: jax.Array
 
     @classmethod
     def of(
-        cls, experts: jax.Array, count: int, *, rows: int, is_spread: bool
+        cls,
+        experts: jax.Array,
+        count: int,
+        *,
+        rows: int,
+        is_spread: bool,
+        capacity_factor: float = 0.0,
     ) -> "Dispatch":
         """Returns that of some choices.
 
@@ -51,6 +60,8 @@ class Dispatch:
           count: number of experts, on all devices.
           rows: of a tile.
           is_spread: whether a mesh spreads rows and experts.
+          capacity_factor: room for what each device sends to each, over an equal share
+            of it; 0: for all of it.
         """
         b, t, top_k = experts.shape
         parts, tensors, shards, tensor, shard = 1, 1, 1, 0, 0
@@ -64,7 +75,11 @@ class Dispatch:
         labels = ((device // tensors) * here + expert) * b + row
         num_groups = parts * here * b
         labels = jnp.where(device % tensors == tensor, labels, num_groups).reshape(-1)
-        tiles = Tiles.of_labels(labels, num_groups, rows=rows, parts=parts)
+        share = math.ceil(capacity_factor * labels.size / (parts * tensors))
+        part_rows = share if is_spread and share else None
+        tiles = Tiles.of_labels(
+            labels, num_groups, rows=rows, parts=parts, part_rows=part_rows
+        )
         of = jnp.where(tiles.of < num_groups, tiles.of // b % here, here)
         num_rows = b * t * top_k
         position = jnp.arange(num_rows, dtype=jnp.uint32)
@@ -74,9 +89,14 @@ class Dispatch:
         if is_spread:
             needed, of = _needed(of, here), _exchanged(of)
             sizes, positions = (needed, _needed(of, here)), _exchanged(positions)
+        dropped = jnp.zeros(b, jnp.int32)
+        if part_rows is not None:
+            is_dropped = (labels < num_groups) & (tiles.of_row >= tiles.of_place.size)
+            dropped = jnp.sum(is_dropped.reshape(b, -1), 1, jnp.int32)
+            dropped = lax.psum(dropped, TENSOR)
         axes = (DATA, FSDP) if is_spread else ()
         groups = Groups.of_entries(of, here, axes)
-        return cls(tiles, groups, positions, shards * num_rows, sizes)
+        return cls(tiles, groups, positions, shards * num_rows, sizes, dropped)
 
     def send(self, x: jax.Array, *, top_k: int) -> jax.Array:
         """Returns the tiles [t, a, d] of tokens x [b, t, d], for the experts here."""

@@ -1,7 +1,7 @@
 """Experts that are spread over a mesh: each device computes those that it has."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,8 @@ from fp4jax.nnx import GroupedLinear, Held, QuantizedWeight, RaggedDot
 from fp4jax.ops.gather import Gather
 from fp4jax.ops.grouped_dot import gather_experts, part_of_experts
 from fp4jax.sharding import DATA, FSDP, RULES, context_mesh, spec, spreads_rows
+
+T = TypeVar("T")
 
 _EXPERTS = P(RULES["expert"])
 _HELD = P((DATA, FSDP), RULES["expert"])
@@ -29,8 +31,8 @@ def is_spread(layers: Sequence[GroupedLinear], rows: int) -> bool:
 
 
 def over_devices(
-    function: Callable[..., jax.Array], layers: Sequence[GroupedLinear], *tokens: Any
-) -> jax.Array:
+    function: Callable[..., T], layers: Sequence[GroupedLinear], *tokens: Any
+) -> T:
     """Calls `function(layers, *tokens)` on every device, with its parts of them.
 
     Weights are quantized where they are stored and gathered over fsdp as codes; their
@@ -38,13 +40,13 @@ def over_devices(
 
     Args:
       function: of layers that have the experts of a device and the tokens of a device
-        to an array of a row for each row of the tokens.
+        to arrays of a row for each row of the tokens.
       layers: of experts.
       *tokens: arrays [b, ...], whose rows the mesh spreads.
     """
     graphs, states = zip(*map(_with_codes, layers), strict=True)
 
-    def of_device(states: Any, *tokens: jax.Array) -> jax.Array:
+    def of_device(states: Any, *tokens: jax.Array) -> T:
         pairs = zip(graphs, states, layers, strict=True)
         return function([_merged(*pair) for pair in pairs], *tokens)
 

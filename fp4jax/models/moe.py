@@ -1,7 +1,8 @@
-"""A mixture of experts: every token passes those that its router chooses, none is left.
+"""A mixture of experts: every token passes those that its router chooses.
 
-Tokens are laid out in tiles by `dispatch`; where a mesh spreads experts, each device
-computes its own: `expert_parallel`.
+None is left, unless `capacity_factor` bounds the room of devices. Tokens are laid out
+in tiles by `dispatch`; where a mesh spreads experts, each device computes its own:
+`expert_parallel`.
 """
 
 import dataclasses
@@ -38,10 +39,13 @@ class Balance(NamedTuple):
     Attributes:
       aux_loss: float32 [], what is added to the loss.
       loads: int32 [e], the tokens that each got, without padding.
+      dropped: int32 [], the choices of tokens for which a device had no room; None:
+        there is room for all.
     """
 
     aux_loss: jax.Array
     loads: jax.Array
+    dropped: jax.Array | None = None
 
 
 Balances = Sequence[Balance | None]  # of each stack of a model, None without experts
@@ -110,20 +114,22 @@ class MoE(nnx.Module):
           counts: bool [b, t], whose use of experts is balanced; None: of all tokens.
         """
         routing = self.router(x, counts=counts)
-        y = self._routed(x, routing)
+        y, dropped = self._routed(x, routing)
         if self.shared is not None:
             y = y + self.shared(x)
         aux_loss = self.config.aux_weight * routing.aux_loss
-        return y, Balance(aux_loss, routing.loads)
+        dropped = jnp.sum(dropped) if self.config.capacity_factor else None
+        return y, Balance(aux_loss, routing.loads, dropped)
 
-    def _routed(self, x: jax.Array, routing: Routing) -> jax.Array:
-        """Returns the weighted sum [b, t, d] of what the chosen experts return."""
+    def _routed(self, x: jax.Array, routing: Routing) -> tuple[jax.Array, jax.Array]:
+        """Returns what `_mixture` does, of all devices."""
         layers = [layer for layer in (self.gate, self.up, self.down) if layer]
         recipes = (layer.recipe for layer in layers)
         options = {
             "count": self.config.num_experts,
             "rows": math.lcm(*(tile_rows(recipe) for recipe in recipes if recipe)),
             "is_spread": expert_parallel.is_spread(layers, len(x)),
+            "capacity_factor": self.config.capacity_factor,
         }
         mixture = functools.partial(_mixture, **options)
         tokens = (x, routing.experts, routing.weights)
@@ -141,9 +147,19 @@ def _mixture(
     count: int,
     rows: int,
     is_spread: bool,
-) -> jax.Array:
-    """Returns the weighted sums [b, t, d] of the experts of tokens x [b, t, d]."""
-    dispatch = Dispatch.of(experts, count, rows=rows, is_spread=is_spread)
+    capacity_factor: float,
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the weighted sums [b, t, d] of the experts of tokens x [b, t, d].
+
+    And how many choices were dropped of each row, int32 [b].
+    """
+    dispatch = Dispatch.of(
+        experts,
+        count,
+        rows=rows,
+        is_spread=is_spread,
+        capacity_factor=capacity_factor,
+    )
 
     def linear(layer: GroupedLinear, x: jax.Array, **packed: Any) -> jax.Array:
         y = layer(
@@ -168,7 +184,8 @@ def _mixture(
         hidden = swiglu(linear(gate[0], sent, **shared), hidden)
     else:
         hidden = squared_relu(hidden)
-    return dispatch.combine(linear(down, hidden), weights).astype(x.dtype)
+    y = dispatch.combine(linear(down, hidden), weights).astype(x.dtype)
+    return y, dispatch.dropped
 
 
 def _shared(config: ModelConfig, recipes: Mapping[str, Recipe], rngs: nnx.Rngs):

@@ -177,7 +177,8 @@ class Transformer(nnx.Module):
             if experts is None or "moe" not in PARTS[kind]:
                 return None
             loads = jnp.zeros((len(place), experts.num_experts), jnp.int32)
-            return Balance(jnp.zeros(len(place), jnp.float32), loads)
+            dropped = loads[:, 0] if experts.capacity_factor else None
+            return Balance(jnp.zeros(len(place), jnp.float32), loads, dropped)
 
         return tuple(of(place) for place in self.places)
 

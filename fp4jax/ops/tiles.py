@@ -44,7 +44,13 @@ class Tiles:
 
     @classmethod
     def of_sizes(
-        cls, sizes: jax.Array, num_rows: int, *, rows: int, parts: int = 1
+        cls,
+        sizes: jax.Array,
+        num_rows: int,
+        *,
+        rows: int,
+        parts: int = 1,
+        part_rows: int | None = None,
     ) -> "Tiles":
         """Returns those of consecutive groups; rows beyond the last have no place.
 
@@ -54,12 +60,14 @@ class Tiles:
           sizes: int32 [e], rows of each group.
           num_rows: m, at least the sum of the sizes.
           rows: a, of a tile.
-          parts: into which the groups are divided, of equally many groups and tiles: as
-            many of these as any sizes may need.
+          parts: into which the groups are divided, of equally many groups and tiles.
+          part_rows: for which a part has tiles, however they are grouped; further rows
+            have no place, the last of it first. None: for all.
         """
         count = sizes.shape[0]
         in_part = count // parts
-        num_tiles = max(1, (num_rows + min(in_part, num_rows) * (rows - 1)) // rows)
+        most = num_rows if part_rows is None else min(part_rows, num_rows)
+        num_tiles = max(1, (most + min(in_part, most) * (rows - 1)) // rows)
         ends = jnp.cumsum(sizes)
         tile_ends = jnp.cumsum((sizes + (rows - 1)) // rows)
         part = jnp.arange(parts, dtype=jnp.int32)
@@ -74,12 +82,22 @@ class Tiles:
         moved = moved[:-1] + jnp.repeat((part * num_tiles - before) * rows, in_part)
         moved = jnp.append(moved, parts * num_tiles * rows)
         row = jnp.arange(num_rows, dtype=jnp.int32)
-        place = (row + moved[_search(ends, row)]).astype(jnp.int32)
+        group = _search(ends, row)
+        place = (row + moved[group]).astype(jnp.int32)
+        if part_rows is not None:
+            end = (group // in_part + 1) * num_tiles * rows  # of the row's part
+            place = jnp.where(place < end, place, of.size * rows)
         return cls(place, _inverse(place, of.size * rows), of, count, rows)
 
     @classmethod
     def of_labels(
-        cls, labels: jax.Array, count: int, *, rows: int, parts: int = 1
+        cls,
+        labels: jax.Array,
+        count: int,
+        *,
+        rows: int,
+        parts: int = 1,
+        part_rows: int | None = None,
     ) -> "Tiles":
         """Returns those of rows in any order.
 
@@ -88,10 +106,13 @@ class Tiles:
           count: number of groups.
           rows: of a tile.
           parts: as of `of_sizes`.
+          part_rows: as of `of_sizes`.
         """
         order = jnp.argsort(labels, stable=True)
         sizes = jnp.zeros(count, jnp.int32).at[labels].add(1, mode="drop")
-        tiles = cls.of_sizes(sizes, labels.size, rows=rows, parts=parts)
+        tiles = cls.of_sizes(
+            sizes, labels.size, rows=rows, parts=parts, part_rows=part_rows
+        )
         of_row = tiles.of_row.at[order].set(tiles.of_row, unique_indices=True)
         of_place = _inverse(of_row, tiles.of_place.size)
         return dataclasses.replace(tiles, of_row=of_row, of_place=of_place)

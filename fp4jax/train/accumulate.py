@@ -8,7 +8,7 @@ from flax import nnx
 from jax import lax
 
 from fp4jax.models import Transformer, moe
-from fp4jax.models.moe import Balance, Balances
+from fp4jax.models.moe import Balances
 from fp4jax.nnx import (
     Held,
     QuantizedWeight,
@@ -65,7 +65,7 @@ def accumulate(
         output = model.forward(**inputs_of(rows))
         loss = jnp.sum(cross_entropies(output.logits, rows)) / weight
         balances = tuple(
-            balance and Balance(balance.aux_loss / microbatches, balance.loads)
+            balance and balance._replace(aux_loss=balance.aux_loss / microbatches)
             for balance in output.balances
         )
         return loss + moe.aux_loss(balances), (loss, balances)

@@ -73,7 +73,8 @@ def make_train_step(
       `grad_norm` before clipping, the `lr` of the step, and `skipped`: 1 where loss or
       gradient were not finite, and so neither parameters nor optimizer nor held amaxes
       nor the biases of routers have changed. Of a model with experts also the
-      `aux_loss`, and `load_max`: the most tokens that an expert got, over the mean.
+      `aux_loss`, and `load_max`: the most tokens that an expert got, over the mean;
+      with a `capacity_factor`, `dropped`: the choices of tokens that had no room.
 
     Raises:
       ValueError: `microbatches` is no positive integer; when called, rows that are no
@@ -180,7 +181,9 @@ def _use_of_experts(balances: Balances) -> Metrics:
         return {}
     most, mean = jnp.max(loads, -1), jnp.mean(loads.astype(jnp.float32), -1)
     mean = jnp.where(mean > 0, mean, 1)  # 0 of a batch of padding
-    return {"aux_loss": moe.aux_loss(balances), "load_max": jnp.max(most / mean)}
+    found = {"aux_loss": moe.aux_loss(balances), "load_max": jnp.max(most / mean)}
+    dropped = [jnp.sum(b.dropped) for b in balances if b and b.dropped is not None]
+    return found | ({"dropped": jnp.stack(dropped).sum()} if dropped else {})
 
 
 def make_eval_step(

@@ -47,6 +47,7 @@ def test_bad_values_are_named(changes, message):
         (MOE, {"d_shared": -1}, "d_shared must be an integer that is not negative"),
         (MOE, {"score": "max"}, "score must be one of softmax, sigmoid, got .*'max'"),
         (MOE, {"scaling": 0.0}, "scaling must be positive and finite, got .*=0.0"),
+        (MOE, {"capacity_factor": 0.5}, "factor must be 0 or at least 1, got .*=0.5"),
         (MOE, {"bias_rate": -1.0}, "bias_rate must be zero, or positive and finite"),
         (MAMBA, {"chunk": 0}, "chunk must be a positive integer, got chunk=0"),
         (MAMBA, {"num_groups": 3}, "got num_heads=4, num_groups=3"),

@@ -186,6 +186,24 @@ def test_microbatches_over_a_mesh_are_those_of_one_device(one_device):
     assert found["load_max"] == expected["load_max"]
 
 
+def test_choices_without_room_are_counted_in_all_parts():
+    moe = dataclasses.replace(MOE, capacity_factor=1.0)
+    config = dataclasses.replace(SPREAD, moe=moe)
+    make = lambda: Transformer(config, policies.bf16(config), rngs=nnx.Rngs(0))
+    mesh = sharding.make_mesh(fsdp=2, expert=2)
+    state = init_state(make, OPTIMIZER.transform, mesh=mesh)
+    for path, x in nnx.to_flat_state(state.rest):
+        if "bias" in path:  # all tokens choose the first two experts, of one device
+            x.set_value(x.get_value().at[:, :2].set(9.0))
+    graph = nnx.graphdef(nnx.eval_shape(make))
+    step = make_train_step(graph, OPTIMIZER, microbatches=2, mesh=mesh)
+    _, metrics = step(state, sharding.shard_rows(rows_of(make_batch()), mesh))
+    # A row of 32 tokens needs 4 tiles of 16. There are 3: an equal share is 32 choices,
+    # and the last tile of each expert may be filled by one.
+    assert metrics["dropped"] == 16 * 8
+    assert np.isfinite(metrics["loss"]) and metrics["skipped"] == 0
+
+
 def test_a_mesh_that_does_not_divide_the_experts_raises():
     model = nnx.eval_shape(
         lambda: Transformer(SPREAD, policies.bf16(SPREAD), rngs=nnx.Rngs(0))
