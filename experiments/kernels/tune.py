@@ -36,6 +36,8 @@ from fp4jax.train import JsonLines
 Kernel = Literal[
     "rows",
     "columns",
+    "columns_e2m1",
+    "rows_and_columns",
     "triton_rows",
     "triton_columns",
     "product",
@@ -45,6 +47,8 @@ Kernel = Literal[
 KERNELS: tuple[Kernel, ...] = (
     "rows",
     "columns",
+    "columns_e2m1",
+    "rows_and_columns",
     "product",
     "grouped_rows",
     "grouped_weights",
@@ -61,6 +65,8 @@ _TILES = tuple(
 CANDIDATES: dict[Kernel, Sequence[Any]] = {
     "rows": _WIDTHS,
     "columns": _WIDTHS,
+    "columns_e2m1": _WIDTHS,
+    "rows_and_columns": _WIDTHS,
     "triton_rows": _WIDTHS,
     "triton_columns": _WIDTHS,
     "product": _TILES,
@@ -72,6 +78,8 @@ _MATRICES = ((2048, 2048), (16384, 8192))
 SHAPES: dict[Kernel, Sequence[tuple[int, int]]] = {
     "rows": _MATRICES,
     "columns": _MATRICES,
+    "columns_e2m1": _MATRICES,
+    "rows_and_columns": _MATRICES,
     "triton_rows": _MATRICES,
     "triton_columns": _MATRICES,
     "product": ((1024, 1024), (2048, 8192)),
@@ -80,12 +88,26 @@ SHAPES: dict[Kernel, Sequence[tuple[int, int]]] = {
 }
 _TERMS = 16384  # of a product
 _GROUPS, _TOKENS, _FEATURES = 64, 32768, 2048  # of those of groups
-# What is timed together: an operand, one of random bits, and what is packed.
-_TIMED = (
-    (recipes.ufp4().fprop.x, (Output.OPERAND,)),
-    (recipes.nvfp4().wgrad.dy, (Output.OPERAND,)),
-    (recipes.nvfp4().wgrad.x, (Output.CODES, Output.SCALES)),
+# What is timed, along an axis: operands, of random bits too, and what is packed. Times
+# of kernels, each of which does a list, add up.
+_OPERAND, _PACKED = (Output.OPERAND,), (Output.CODES, Output.SCALES)
+_Timed = tuple[Any, tuple[Output, ...], int]  # the first a quantizer
+_NEAREST: tuple[_Timed, ...] = ((recipes.ufp4().fprop.x, _OPERAND, 0),)
+_DRAWN: tuple[_Timed, ...] = ((recipes.ufp4().wgrad.dy, _OPERAND, 0),)
+_E2M1: tuple[_Timed, ...] = (
+    (recipes.nvfp4().wgrad.dy, _OPERAND, 0),
+    (recipes.nvfp4().wgrad.x, _PACKED, 0),
 )
+_DOWN = [[each] for each in (*_NEAREST, *_E2M1)]
+_ALONG = [[(quantizer, outputs, 1)] for ((quantizer, outputs, _),) in _DOWN]
+_TIMED: dict[Kernel, Sequence[Sequence[_Timed]]] = {
+    "rows": _ALONG,
+    "columns": [[*_NEAREST], [*_DRAWN]],
+    "columns_e2m1": [[each] for each in _E2M1],
+    "rows_and_columns": [[(recipes.ufp4().dgrad.dy, _OPERAND, 1), *_DRAWN]],
+    "triton_rows": _ALONG,
+    "triton_columns": _DOWN,
+}
 
 
 def tuned(kernels: Iterable[Kernel], time: Time) -> Sizes:
@@ -134,42 +156,67 @@ def measured(kernel: Kernel, shape: tuple[int, int], size: Any) -> float:
             return _product_seconds(shape, size)
         if kernel.startswith("grouped"):
             return _grouped_seconds(kernel, shape[1], size)
-        return sum(_quantize_seconds(kernel, shape, size, *q) for q in _TIMED)
+        return sum(_quantize_seconds(kernel, shape, size, q) for q in _TIMED[kernel])
     except ValueError:  # more memory than a program has, or a shape without room
         return math.inf
 
 
 def _quantize_seconds(
-    kernel: Kernel,
-    shape: tuple[int, int],
-    width: int,
-    quantizer: Quantizer | None,
-    outputs: Sequence[Output],
+    kernel: Kernel, shape: tuple[int, int], width: int, timed: Sequence[_Timed]
 ) -> float:
-    from fp4jax.kernels.quantize import matrix, mosaic
-    from fp4jax.kernels.quantize.task import Task, perform
+    by_triton = kernel.startswith("triton")
 
-    assert quantizer is not None and quantizer.rotation is not None
-    scalars = matrix.Scalars(
+    def call(x: jax.Array) -> Any:
+        if by_triton:
+            return [_by_triton(x, *each, width=width) for each in timed]
+        from fp4jax.kernels.quantize.task import perform
+
+        return perform([_task(x, *each, width=width) for each in timed], x)
+
+    draw = jax.random.normal
+    return seconds(call, [draw(key, shape, jnp.bfloat16) for key in _keys()])
+
+
+def _task(
+    x: jax.Array,
+    quantizer: Quantizer,
+    outputs: Sequence[Output],
+    axis: int,
+    *,
+    width: int,
+) -> Any:
+    from fp4jax.kernels.quantize import mosaic
+    from fp4jax.kernels.quantize.task import Task
+
+    tiles = mosaic.geometry_of(View.of(x, axis), quantizer, width=width)
+    return Task(tiles, quantizer, outputs, _scalars(quantizer))
+
+
+def _by_triton(
+    x: jax.Array,
+    quantizer: Quantizer,
+    outputs: Sequence[Output],
+    axis: int,
+    *,
+    width: int,
+) -> Any:
+    from fp4jax.kernels.quantize import triton
+    from fp4jax.kernels.triton import tiles
+
+    how = {"axis": axis, "period": x.shape[0], "width": width}
+    of_runs = tiles.of_runs(x.shape, size=quantizer.multiple, **how)
+    return triton.quantize_matrix(x, quantizer, of_runs, outputs, _scalars(quantizer))
+
+
+def _scalars(quantizer: Quantizer) -> Any:
+    from fp4jax.kernels.quantize import matrix
+
+    assert quantizer.rotation is not None
+    return matrix.Scalars(
         noise=jnp.arange(4, dtype=jnp.uint32) if quantizer.is_stochastic else None,
         factor=jnp.ones(2) if quantizer.tensor_scale is not None else None,
         signs=hadamard.signs_of(quantizer.rotation, None, 0),
     )
-    axis = 0 if kernel.endswith("columns") else 1
-
-    def call(x: jax.Array) -> dict[Output, jax.Array]:
-        if not kernel.startswith("triton"):
-            tiles = mosaic.geometry_of(View.of(x, axis), quantizer, width=width)
-            return perform([Task(tiles, quantizer, outputs, scalars)], x)[0]
-        from fp4jax.kernels.quantize import triton
-        from fp4jax.kernels.triton import tiles
-
-        how = {"axis": axis, "period": shape[0], "width": width}
-        of_runs = tiles.of_runs(shape, size=quantizer.multiple, **how)
-        return triton.quantize_matrix(x, quantizer, of_runs, outputs, scalars)
-
-    draw = jax.random.normal
-    return seconds(call, [draw(key, shape, jnp.bfloat16) for key in _keys()])
 
 
 def _why_not(kernel: Kernel) -> str | None:
@@ -214,8 +261,8 @@ def main(*, kernels: tuple[Kernel, ...] = KERNELS, out: Path | None = None) -> i
     """Times candidates, and prints the table of those that are fastest.
 
     Args:
-      kernels: which: of blocks along rows, down columns, in Triton, of products, or of
-        those of groups.
+      kernels: which: of blocks along rows, down columns, or both, in Triton, of
+        products, or of those of groups.
       out: file to which times are added as JSON lines, with versions and device.
     """
     for kernel in kernels:

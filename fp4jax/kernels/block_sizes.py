@@ -13,13 +13,18 @@ from fp4jax.kernels.tile import Tile
 # Of each kernel, what is best up to so many elements of a matrix that is quantized, or
 # of a product:
 #   rows, columns: runs of each thread, of blocks along a row or down the columns;
+#   columns_e2m1: down the columns, of E2M1 with random bits or as codes, which takes
+#     more registers;
+#   rows_and_columns: along each of several axes, where one kernel does them all;
 #   triton_rows, triton_columns: these in Triton, where there are registers for them;
 #   product: the tile of a product of a packed operand;
 #   grouped_rows, grouped_weights: those of products of groups of rows.
 Sizes = dict[str, tuple[tuple[float, Any], ...]]
 ELSEWHERE: Sizes = {
     "rows": ((math.inf, 1),),
-    "columns": ((math.inf, 1),),
+    "columns": ((math.inf, 2),),
+    "columns_e2m1": ((math.inf, 1),),
+    "rows_and_columns": ((math.inf, 2),),
     "triton_rows": ((math.inf, 2),),
     "triton_columns": ((math.inf, 2),),
     "product": (

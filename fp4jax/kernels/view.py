@@ -42,16 +42,17 @@ class View:
         n = self.shape[self.contraction] * matrix.size // self.matrix.size
         return *self.shape[: self.contraction], n, *self.shape[self.contraction + 1 :]
 
-    def width(self, run: int) -> int:
+    def width(self, run: int, kernel: str | None = None) -> int:
         """Returns the runs of each thread, 0 if the shape has not room for one.
 
         They are those of `block_sizes`, or half as many, and so on.
 
         Args:
           run: elements of a run.
+          kernel: of `block_sizes`; None: "rows" or "columns", by the axis.
         """
         runs = self.matrix.shape[1] if self.axis == 0 else self.matrix.size // run
-        kernel = "columns" if self.axis == 0 else "rows"
+        kernel = kernel or ("columns" if self.axis == 0 else "rows")
         width = block_sizes.best(kernel, self.matrix.size)
         while width and (not runs or runs % (WARPGROUP * width)):
             width //= 2

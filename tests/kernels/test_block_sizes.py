@@ -3,10 +3,13 @@ import math
 import jax.numpy as jnp
 import pytest
 
+from fp4jax import recipes
 from fp4jax.kernels import block_sizes
 from fp4jax.kernels.block_sizes import TABLE, best
 from fp4jax.kernels.devices import WARPGROUP
+from fp4jax.kernels.quantize import Output, Way
 from fp4jax.kernels.view import View
+from tests.kernels.cases import mosaic
 
 
 def test_each_device_has_all_kernels_and_the_last_entry_has_no_end():
@@ -31,3 +34,21 @@ def test_threads_have_as_many_runs_as_there_is_room_for(runs, width, monkeypatch
     n = int(runs * WARPGROUP)
     assert View.of(jnp.zeros((n, 16)), 1).width(16) == width
     assert View.of(jnp.zeros((16, n)), 0).width(16) == width
+
+
+@mosaic
+@pytest.mark.parametrize(
+    "name, site, outputs, axis, kernel",
+    [
+        ("ufp4", "dy", Output.OPERAND, 0, "columns"),
+        ("nvfp4", "x", Output.OPERAND, 0, "columns"),
+        ("nvfp4", "x", Output.CODES, 0, "columns_e2m1"),
+        ("nvfp4", "dy", Output.OPERAND, 0, "columns_e2m1"),
+        ("nvfp4", "dy", Output.OPERAND, 1, "rows"),
+    ],
+)
+def test_what_takes_more_registers_has_an_entry(name, site, outputs, axis, kernel):
+    from fp4jax.kernels.quantize import mosaic
+
+    quantizer = getattr(getattr(recipes, name)().wgrad, site)
+    assert mosaic.kernel_of(Way(quantizer, (outputs,), axis), axis) == kernel

@@ -10,13 +10,13 @@ from fp4jax.kernels.devices import WARPGROUP
 from fp4jax.kernels.geometry import Geometry
 from fp4jax.kernels.quantize import matrix
 from fp4jax.kernels.quantize.matrix import Prepared
-from fp4jax.kernels.quantize.outputs import Quantized
+from fp4jax.kernels.quantize.outputs import Output, Quantized
 from fp4jax.kernels.quantize.task import Task, perform
 from fp4jax.kernels.quantize.way import Inputs, Way
 from fp4jax.kernels.runs import along
 from fp4jax.kernels.squares import SIDES, Squares
 from fp4jax.kernels.view import View
-from fp4jax.numerics import Quantizer
+from fp4jax.numerics import E2M1, Quantizer
 
 _MAX_RUN = 128
 
@@ -31,7 +31,8 @@ def quantize_all(
       ways: those of `reference.quantize`, of which `unsupported` is None.
       interpret: as `plgpu.kernel` takes it.
     """
-    both = [_task(x, *way, interpret=interpret) for way in ways]
+    how = {"is_alone": len(ways) == 1, "interpret": interpret}
+    both = [_task(x, *way, **how) for way in ways]
     found = perform([task for _, task in both], x, interpret=interpret)
     pairs = zip(both, found, strict=True)
     return [prepared.quantized(matrices) for (prepared, _), matrices in pairs]
@@ -64,23 +65,40 @@ def _unsupported_squares(x: jax.Array, way: Way) -> str | None:
 
 
 def _task(
-    x: jax.Array, way: Way, inputs: Inputs, *, interpret: Any
+    x: jax.Array, way: Way, inputs: Inputs, *, is_alone: bool, interpret: Any
 ) -> tuple[Prepared, Task]:
     """Returns an array as a kernel reads it, and what that does."""
     prepared, quantizer = Prepared.of(x, way, inputs), way.quantizer
-    geometry = geometry_of(prepared.view, quantizer, interpret=bool(interpret))
+    view = prepared.view
+    kernel = kernel_of(way, view.axis) if is_alone else "rows_and_columns"
+    width = view.width(quantizer.multiple, kernel)
+    geometry = geometry_of(view, quantizer, width=width, interpret=bool(interpret))
     return prepared, Task(geometry, quantizer, way.outputs, prepared.scalars)
 
 
+def kernel_of(way: Way, axis: int) -> str:
+    """Returns the entry of `block_sizes` that a quantization has by itself.
+
+    Args:
+      way: what is done.
+      axis: of the matrix.
+    """
+    if axis == 1:
+        return "rows"
+    is_e2m1, packs = way.quantizer.grid == E2M1, Output.OPERAND not in way.outputs
+    takes_more = is_e2m1 and (packs or way.quantizer.is_stochastic)
+    return "columns_e2m1" if takes_more else "columns"
+
+
 def geometry_of(
-    view: View, quantizer: Quantizer, *, width: int = 0, interpret: bool = False
+    view: View, quantizer: Quantizer, *, width: int, interpret: bool = False
 ) -> Geometry:
     """Returns the tiles of a matrix.
 
     Args:
       view: the matrix.
       quantizer: what to make of it.
-      width: runs of each thread; 0: those of `block_sizes`.
+      width: runs of each thread.
       interpret: as of `Geometry`.
     """
     fields: dict[str, Any] = {
@@ -92,5 +110,4 @@ def geometry_of(
     }
     if quantizer.is_square:
         return Squares(**fields)
-    size = quantizer.multiple
-    return along(size=size, width=width or view.width(size), **fields)
+    return along(size=quantizer.multiple, width=width, **fields)
