@@ -9,6 +9,8 @@ A piece is the part of a row that says what was measured, in values of JSON. A c
 that is stopped, or given further pieces, measures what is missing when started again.
 """
 
+import contextlib
+import fcntl
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -38,7 +40,7 @@ class Results:
     """
 
     def __init__(self, path: Path):
-        self.path, self.rows = path, read_log(path)
+        self.path, self.rows = path, []
         # Once: rows that are added to a file of the repository make it differ from its
         # commit.
         setting = record.setting()
@@ -48,9 +50,10 @@ class Results:
             "device": setting["device"]["kind"],
         }
         if path.exists():
-            text = path.read_bytes()
-            if (whole := text.rfind(b"\n") + 1) < len(text):
-                os.truncate(path, whole)
+            with _locked(path):
+                self.rows, text = read_log(path), path.read_bytes()
+                if (whole := text.rfind(b"\n") + 1) < len(text):
+                    os.truncate(path, whole)
 
     def find(self, **fields: Any) -> list[Row]:
         """Returns the rows that have these values."""
@@ -67,9 +70,17 @@ class Results:
         """
         row = self._stamp | dict(row)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with JsonLines(self.path) as file:
+        with _locked(self.path), JsonLines(self.path) as file:
             file.write(row)
-        self.rows = read_log(self.path)
+            self.rows = read_log(self.path)
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Keeps a file from other processes that add rows to it."""
+    with open(path, "ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def matching(rows: Iterable[Row], **fields: Any) -> list[Row]:

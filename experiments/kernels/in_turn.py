@@ -5,12 +5,13 @@ one at a time. What follows has the device for itself; its memory is free again 
 process ends.
 """
 
+import itertools
 import multiprocessing
 import os
 import threading
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from typing import Any, TypeVar
@@ -27,10 +28,11 @@ class ProcessDied(Exception):
 
 def in_turn(
     prepare: Callable[[T], Callable[[], R]],
-    tasks: Sequence[T],
+    tasks: Iterable[T],
     *,
     jobs: int,
     limit: float | None = None,
+    device: str | None = None,
 ) -> Iterator[R | ProcessDied]:
     """Yields the result of each task, in their order.
 
@@ -42,21 +44,25 @@ def in_turn(
       limit: seconds that a process may take once the others wait for it, or it is
         killed; None: as long as it takes. One whose result is there and that does not
         end is killed in any case, and its result counts. One job has no limit.
+      device: the only GPU that processes see; None: all. With one, there always are
+        processes.
 
     Raises:
       ValueError: `jobs` is not positive.
     """
     if jobs < 1:
         raise ValueError(f"in_turn: jobs must be positive, got jobs={jobs}.")
-    if jobs == 1:
+    if jobs == 1 and device is None:
         for task in tasks:
             yield _here(prepare, task)
         return
-    waiting, running = deque(tasks), deque[tuple[SpawnProcess, Connection]]()
+    waiting, running = iter(tasks), deque[tuple[SpawnProcess, Connection]]()
     try:
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                running.append(_start(prepare, waiting.popleft()))
+        while True:
+            for task in itertools.islice(waiting, jobs - len(running)):
+                running.append(_start(prepare, task, device))
+            if not running:
+                return
             yield _finish(*running[0], limit)
             running.popleft()
     finally:
@@ -75,19 +81,24 @@ def _here(prepare: Callable[[T], Callable[[], R]], task: T) -> R | ProcessDied:
 
 
 def _start(
-    prepare: Callable[[T], Callable[[], R]], task: T
+    prepare: Callable[[T], Callable[[], R]], task: T, device: str | None
 ) -> tuple[SpawnProcess, Connection]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_work, args=(theirs, prepare, task))
+    process = context.Process(target=_work, args=(theirs, prepare, task, device))
     process.start()
     theirs.close()
     return process, ours
 
 
 def _work(
-    connection: Connection, prepare: Callable[[T], Callable[[], R]], task: T
+    connection: Connection,
+    prepare: Callable[[T], Callable[[], R]],
+    task: T,
+    device: str | None,
 ) -> None:
+    if device is not None:  # before JAX looks for devices
+        os.environ["CUDA_VISIBLE_DEVICES"] = device
     threading.Thread(target=_end_with_parent, daemon=True).start()
     finish = prepare(task)
     connection.recv()  # its turn

@@ -51,7 +51,8 @@ class Arguments:
     limit: float = math.inf
     """seconds; a run that would take longer than what is left of them is not begun."""
     jobs: int = 1
-    """processes that trace and compile at a time, while one of them trains."""
+    """processes that trace and compile at a time, while one of them trains on each
+    GPU; with one alone all is done on the first."""
     lanes: int = 1
     """runs of one policy that train side by side, as one program."""
     quantize: Quantize = "default"

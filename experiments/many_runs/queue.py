@@ -2,14 +2,19 @@
 
 A task is a compiled program and the runs that share it. Tasks are traced and compiled
 several at a time, each in a process of its own, and have the device one after another:
-time that one spends on compiling is time in which another trains.
+time that one spends on compiling is time in which another trains. Of several GPUs each
+has a task of its own.
 """
 
 import dataclasses
+import functools
 import os
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import jax
@@ -74,15 +79,64 @@ def tasks(runs: Iterable[Run], how: How) -> Iterator[Task]:
 
 
 def perform_all(queue: Sequence[Task], *, jobs: int) -> int:
-    """Performs tasks one after another; says which ones a process did not survive.
+    """Performs tasks, one after another on each GPU, or all on another device.
+
+    It says which ones a process did not survive.
+
+    Args:
+      queue: the tasks, the most important first.
+      jobs: processes that there are at a time, on all GPUs together.
 
     Returns:
-      How many these are.
+      How many of the tasks these are.
     """
     if jobs > 1:  # each takes memory as it needs it
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    died = 0
-    for task, found in zip(queue, in_turn(prepare, queue, jobs=jobs), strict=True):
+    devices = _gpus() if jobs > 1 else []
+    if len(devices) < 2:
+        return _perform(queue, jobs=jobs, device=None)
+    each = functools.partial(_perform, _Shared(queue), jobs=-(-jobs // len(devices)))
+    with ThreadPoolExecutor(len(devices)) as pool:
+        return sum(pool.map(lambda device: each(device=device), devices))
+
+
+def _gpus() -> list[str]:
+    """Returns the names of the GPUs that this process sees, [] where there are none."""
+    if jax.default_backend() != "gpu":
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return visible.split(",")
+    return [str(i) for i in range(jax.local_device_count())]
+
+
+class _Shared(Iterable[Task]):
+    """Tasks of which several threads take the next."""
+
+    def __init__(self, tasks: Iterable[Task]):
+        self._lock, self._tasks = threading.Lock(), iter(tasks)
+
+    def __iter__(self) -> Iterator[Task]:
+        while True:
+            with self._lock:
+                try:
+                    task = next(self._tasks)
+                except StopIteration:
+                    return
+            yield task
+
+
+def _perform(tasks: Iterable[Task], *, jobs: int, device: str | None) -> int:
+    """Performs tasks one after another, on one GPU or on whatever there is."""
+    died, taken = 0, deque[Task]()
+
+    def noted() -> Iterator[Task]:
+        for task in tasks:
+            taken.append(task)
+            yield task
+
+    for found in in_turn(prepare, noted(), jobs=jobs, device=device):
+        task = taken.popleft()
         if isinstance(found, ProcessDied):
             died += 1
             print(f"{_name(task.runs[0])}: {found}", file=sys.stderr, flush=True)

@@ -123,3 +123,13 @@ def test_no_process_outlives_the_command(tmp_path):
 def test_there_must_be_a_job():
     with pytest.raises(ValueError, match="jobs must be positive, got jobs=0"):
         next(in_turn(squared, [], jobs=0))
+
+
+def named_device(task):
+    device = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return lambda: (task, device, os.getpid())
+
+
+def test_processes_see_the_device_that_is_named():
+    ((task, device, process),) = in_turn(named_device, [7], jobs=1, device="3")
+    assert (task, device) == (7, "3") and process != os.getpid()

@@ -1,7 +1,9 @@
 """Rows of a study, and the page that is made of them."""
 
+import fcntl
 import json
 import os
+import threading
 
 import pytest
 from matplotlib.figure import Figure
@@ -87,3 +89,19 @@ def test_figure_is_written_with_the_legend_of_its_labels(tmp_path):
     study.save(figure, tmp_path / "figure.png", plain, labelled)
     assert (tmp_path / "figure.png").stat().st_size > 1000
     assert labelled.get_legend() is not None and plain.get_legend() is None
+
+
+def test_processes_that_add_rows_wait_for_each_other(tmp_path):
+    path = tmp_path / "results.jsonl"
+    results = Results(path)
+    results.add({"seed": 0})
+    added = threading.Thread(target=results.add, args=({"seed": 1},))
+    with open(path, "ab", buffering=0) as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        other.write(b'{"seed": 2')  # half of a row, which nobody may cut off
+        added.start()
+        added.join(0.2)
+        assert added.is_alive()
+        other.write(b"}\n")
+    added.join(20)
+    assert [row["seed"] for row in Results(path).rows] == [0, 2, 1]

@@ -81,7 +81,7 @@ def test_a_command_says_what_it_cannot_do(flags, expected, tmp_path, capsys):
 
 
 def test_a_command_that_lost_a_process_says_so(argv, tmp_path, monkeypatch):
-    died = lambda prepare, tasks, jobs: [ProcessDied("of a signal") for _ in tasks]
+    died = lambda prepare, tasks, **_: [ProcessDied("of a signal") for _ in tasks]
     monkeypatch.setattr(queue, "in_turn", died)
     assert command.main(_study(tmp_path, [RUN]), argv) == 1
 
