@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from fp4jax.numerics import blocks, exact
-from fp4jax.numerics.formats import Format
-from fp4jax.numerics.rounding import round_stochastic
+from fp4jax.numerics.quantizer import Quantizer
+from fp4jax.numerics.rounding import MSEden, round_stochastic
 
 # Elements enter the sum of a block as integers of this unit: it is exact in any order,
 # and at most 256 squares of at most 7 fit 32 bits.
@@ -67,24 +67,26 @@ def corrected_scales(
     scale: jax.Array,
     t: jax.Array,
     values: jax.Array,
+    quantizer: Quantizer,
     *,
     axis: int,
-    blocks_in_group: int,
-    fmt: Format,
     bits: jax.Array,
 ) -> jax.Array:
     """Rounds scale S to one of the two scales around it, unbiased; NaN stays.
 
     Args:
-      scale: float32 block scales, members of `fmt`.
+      scale: float32 block scales.
       t: as of `correction`.
       values: as of `correction`.
+      quantizer: that rounds by `MSEden`.
       axis: as of `correction`.
-      blocks_in_group: as of `correction`.
-      fmt: the format of the scales.
       bits: uint32 uniform in [0, 2^16), one for each block.
     """
+    assert isinstance(quantizer.rounding, MSEden)
+    blocks_in_group = quantizer.rounding.group // quantizer.block_size
     factor = correction(scale, t, values, axis=axis, blocks_in_group=blocks_in_group)
     return jnp.where(
-        jnp.isnan(scale), scale, round_stochastic(scale * factor, bits, fmt)
+        jnp.isnan(scale),
+        scale,
+        round_stochastic(scale * factor, bits, quantizer.scale.format),
     )

@@ -13,7 +13,7 @@ from fp4jax.kernels.quantize.backends import KERNELS_OF_GPUS, Backend
 from fp4jax.kernels.quantize.outputs import Output, Quantized
 from fp4jax.kernels.quantize.way import Inputs, Way
 from fp4jax.kernels.quantize.written import Written
-from fp4jax.numerics import Quantizer, Site, blockwise
+from fp4jax.numerics import Quantizer, Site, arguments
 from fp4jax.numerics.blocks import Tiling
 from fp4jax.numerics.blockwise import Blocks
 
@@ -69,8 +69,8 @@ def quantize(
             f"implementation={implementation!r}."
         )
     _check_outputs(outputs)
-    blockwise.check(x, quantizer, key=key, amax=amax)
-    axis, other = blockwise.checked_axes(x, quantizer, axis=axis, other=other)
+    arguments.check(x, quantizer, key=key, amax=amax)
+    axis, other = arguments.checked_axes(x, quantizer, axis=axis, other=other)
     way, inputs = (
         Way(quantizer, tuple(outputs), axis, other, site),
         Inputs(key, amax, start),
