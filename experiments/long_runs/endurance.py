@@ -9,10 +9,12 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from experiments import terminal
-from experiments.folder import read_log
+from experiments.folder import Row, read_log
 from experiments.long_runs.kill import SMALL, count_steps
 from experiments.record import setting
 from fp4jax.train import JsonLines
@@ -48,6 +50,45 @@ def main(
     assignments = [*(SMALL if small else ()), *every]
     flags = [f"--model={model}", f"--policies={policy}", f"--steps={steps}", "--alone"]
     flags += [f"--set={assignment}" for assignment in assignments]
+    run = _watched(flags)
+    warm = [row for row in run.memory if row[1] >= warmup and row[2]]
+    if not warm:
+        print(
+            f"error: the run must be seen once after --warmup={warmup}, got status "
+            f"{run.status} after {len(run.records)} steps. Give it more steps.",
+            file=sys.stderr,
+        )
+        return run.status or 2
+    result = {"policy": policy, "model": model, "small": small, **_figures(run, warm)}
+    for name, value in result.items():
+        print(f"{name}: {value}")
+    if out is not None:
+        with JsonLines(out) as log:
+            log.write(result | setting())
+    return run.status
+
+
+class _Run(NamedTuple):
+    """What is seen of a run.
+
+    Attributes:
+      status: with which its process ended.
+      records: of its steps.
+      saved: number of checkpoints that it kept.
+      compiled: when something was compiled, in seconds.
+      memory: second, steps done and resident MiB, once a second.
+    """
+
+    status: int
+    records: list[Row]
+    saved: int
+    compiled: list[float]
+    memory: list[tuple[float, int, float]]
+
+
+def _watched(flags: Sequence[str]) -> _Run:
+    """Trains with these flags of experiments.pretrain, and watches it."""
+    compiled, memory = [], []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run"
         process = subprocess.Popen(
@@ -57,46 +98,32 @@ def main(
             stderr=subprocess.PIPE,
             text=True,
         )
-        compiled: list[float] = []
         reader = threading.Thread(target=_watch, args=(process.stderr, compiled))
         reader.start()
-        memory: list[tuple[float, int, float]] = []
         while process.poll() is None:
             time.sleep(1)
             memory.append((time.monotonic(), count_steps(path), _resident(process.pid)))
         reader.join()
         records = read_log(path / "metrics.jsonl")
         saved = len(list((path / "checkpoints").glob("*/*")))
-    warm = [row for row in memory if row[1] >= warmup and row[2]]
-    if not warm:
-        print(
-            f"error: the run must be seen once after --warmup={warmup}, got status "
-            f"{process.returncode} after {len(records)} steps. Give it more steps.",
-            file=sys.stderr,
-        )
-        return process.returncode or 2
-    waits = [r["data_wait"] for r in records if r["data_wait"] is not None]
-    result = {
-        "policy": policy,
-        "model": model,
-        "small": small,
-        "steps": len(records),
-        "status": process.returncode,
-        "checkpoints_kept": saved,
+    return _Run(int(process.returncode), records, saved, compiled, memory)
+
+
+def _figures(run: _Run, warm: Sequence[tuple[float, int, float]]) -> Row:
+    """Returns what a run comes to, of whose memory this part counts."""
+    waits = [r["data_wait"] for r in run.records if r["data_wait"] is not None]
+    return {
+        "steps": len(run.records),
+        "status": run.status,
+        "checkpoints_kept": run.saved,
         "memory_mib": {
             step: round(mib, 1) for _, step, mib in warm[:: max(1, len(warm) // 20)]
         },
         "growth": max(mib for _, _, mib in warm) / warm[0][2] - 1,
-        "compilations": len(compiled),
-        "compilations_after_warmup": sum(when > warm[0][0] for when in compiled),
+        "compilations": len(run.compiled),
+        "compilations_after_warmup": sum(when > warm[0][0] for when in run.compiled),
         "data_wait": sum(waits) / len(waits) if waits else None,
     }
-    for name, value in result.items():
-        print(f"{name}: {value}")
-    if out is not None:
-        with JsonLines(out) as log:
-            log.write(result | setting())
-    return int(process.returncode)
 
 
 def _watch(lines, compiled: list[float]) -> None:

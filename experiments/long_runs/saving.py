@@ -11,7 +11,9 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -20,6 +22,8 @@ from flax import nnx
 from experiments import terminal
 from experiments.record import setting
 from fp4jax import models, policies, train
+
+Timed = Callable[[Any], tuple[Any, float]]  # of a state: the next, and seconds
 
 
 def main(
@@ -42,6 +46,31 @@ def main(
       every: Steps between two checkpoints, that the cost is a part of.
       out: File to add the result to, as a JSON line.
     """
+    timed, state = _trained(model, policy, rows, length)
+    plain, costs, blocked, failures = _measured(timed, state, saves)
+    mean, config = statistics.median(plain), models.PRESETS[model]
+    result = {
+        "model": dataclasses.asdict(config) | {"params": models.num_params(config)},
+        "policy": policy,
+        "tokens_per_step": rows * length,
+        "step_s": mean,
+        "step_spread_s": statistics.stdev(plain),
+        "blocked_s": statistics.mean(blocked),
+        "cost_s": statistics.mean(costs),
+        "cost_of_steps": statistics.mean(costs) / (every * mean),
+        "every": every,
+        "failures": failures,
+    }
+    for name, value in result.items():
+        print(f"{name}: {value}")
+    if out is not None:
+        with train.JsonLines(out) as log:
+            log.write(result | setting())
+    return int(failures > 0)
+
+
+def _trained(model: str, policy: str, rows: int, length: int) -> tuple[Timed, Any]:
+    """Returns what takes a step on one batch, and a state after a few of them."""
     config = models.PRESETS[model]
     tokens = np.random.default_rng(0).integers(
         0, config.vocab_size, (rows, length + 1), dtype=np.int32
@@ -60,7 +89,7 @@ def main(
     graph, state = train.make_state(transformer, optimizer.transform)
     step = train.make_train_step(graph, optimizer)
 
-    def timed(state):
+    def timed(state: Any) -> tuple[Any, float]:
         start = time.perf_counter()
         state, metrics = step(state, batch)
         jax.block_until_ready(metrics)
@@ -68,6 +97,19 @@ def main(
 
     for _ in range(3):
         state, _ = timed(state)
+    return timed, state
+
+
+def _measured(
+    timed: Timed, state: Any, saves: int
+) -> tuple[list[float], list[float], list[float], int]:
+    """Returns seconds of plain steps, cost and wait of each save, and how many failed.
+
+    Args:
+      timed: takes a step of a state, and returns the next and the seconds it took.
+      state: of training.
+      saves: how often to measure.
+    """
     plain, costs, blocked = [], [], []
     with tempfile.TemporaryDirectory() as folder:
         with train.Checkpoints(folder, config={}, keep_last=1) as checkpoints:
@@ -89,26 +131,7 @@ def main(
                 excess = sum(during) - len(during) * statistics.median(plain)
                 costs.append(blocked[-1] + excess)
             checkpoints.wait()
-            failures = checkpoints.failures
-    mean = statistics.median(plain)
-    result = {
-        "model": dataclasses.asdict(config) | {"params": models.num_params(config)},
-        "policy": policy,
-        "tokens_per_step": rows * length,
-        "step_s": mean,
-        "step_spread_s": statistics.stdev(plain),
-        "blocked_s": statistics.mean(blocked),
-        "cost_s": statistics.mean(costs),
-        "cost_of_steps": statistics.mean(costs) / (every * mean),
-        "every": every,
-        "failures": failures,
-    }
-    for name, value in result.items():
-        print(f"{name}: {value}")
-    if out is not None:
-        with train.JsonLines(out) as log:
-            log.write(result | setting())
-    return int(failures > 0)
+            return plain, costs, blocked, checkpoints.failures
 
 
 if __name__ == "__main__":
