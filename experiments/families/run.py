@@ -9,7 +9,6 @@ prints the table of the README.
 import argparse
 import itertools
 import math
-import multiprocessing
 import operator
 import sys
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from flax import nnx
 
 from experiments import presets, record
 from experiments.presets import REFERENCE
+from experiments.side_by_side import side_by_side
 from experiments.trial import batches_of
 from fp4jax import data, models, policies, train
 from fp4jax.train import JsonLines
@@ -42,18 +42,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = str(Path(__file__).parent / "results")
     parser.add_argument("--out", default=out, help="folder for the results")
     arguments = parser.parse_args(argv)
+    if arguments.jobs < 1:
+        parser.error(f"--jobs must be positive, got {arguments.jobs}")
     if arguments.steps < 10:
         parser.error(f"--steps must be at least 10, got {arguments.steps}")
     setting = {"steps": arguments.steps, "data": DATA, **record.setting()}
     folder = Path(arguments.out)
     folder.mkdir(parents=True, exist_ok=True)
-    rows = []
-    with multiprocessing.get_context("spawn").Pool(arguments.jobs) as pool:
+    tasks = itertools.product(arguments.models, policies.PRESETS, [arguments.steps])
+    rows, runs = [], side_by_side(trained, tasks, jobs=arguments.jobs)
+    try:
         for model in arguments.models:
-            tasks = itertools.product([model], policies.PRESETS, [arguments.steps])
-            found = judged(pool.starmap(trained, tasks, chunksize=1))
+            found = judged(list(itertools.islice(runs, len(policies.PRESETS))))
             write(folder / f"{model}.jsonl", [setting, *found])
             rows += found
+    except ChildProcessError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     print(table(rows))
     return 0 if all(is_good(row) for row in rows) else 1
 

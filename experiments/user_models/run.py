@@ -9,13 +9,13 @@ beside this file.
 import argparse
 import itertools
 import math
-import multiprocessing
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from experiments import record
+from experiments.side_by_side import side_by_side
 from experiments.user_models import train_linen, train_nnx
 from fp4jax import recipes
 from fp4jax.train import JsonLines
@@ -50,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     out = str(Path(__file__).parent / "results.jsonl")
     parser.add_argument("--out", default=out, help="file for the results")
     arguments = parser.parse_args(argv)
+    if arguments.jobs < 1:
+        parser.error(f"--jobs must be positive, got {arguments.jobs}")
     if arguments.steps < 2:
         parser.error(
             "--steps must be at least 2, for the first loss shows no update, got "
@@ -57,9 +59,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     names = (None, *RECIPES)
     tasks = itertools.product(LIBRARIES, train_nnx.MODELS, names, [arguments.steps])
-    spawn = multiprocessing.get_context("spawn")
-    with spawn.Pool(arguments.jobs) as pool:
-        rows = judged(pool.starmap(train, tasks, chunksize=1))
+    try:
+        rows = judged(list(side_by_side(train, tasks, jobs=arguments.jobs)))
+    except ChildProcessError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     print(table(rows))
     write(Path(arguments.out), [{"steps": arguments.steps, **record.setting()}, *rows])
     return 0 if all(is_good(row) for row in rows) else 1
