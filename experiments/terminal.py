@@ -1,7 +1,8 @@
 """What commands have in common: their name, their errors, where they print tables."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import tyro
 from rich.console import Console
@@ -36,3 +37,8 @@ def console(width: int) -> Console:
     if not found.is_terminal:
         found.width = width
     return found
+
+
+def milliseconds(row: Mapping[str, Any]) -> str:
+    """Returns the times of a row of results, with their unit."""
+    return "; ".join(f"{time:.2f}" for time in row["milliseconds"]) + " ms"

@@ -64,7 +64,7 @@ def policy_of(name: str, config: ExperimentConfig) -> Policy:
     base, *changes = name.split("+")
     if base not in policies.PRESETS or not set(changes) <= set(CHANGES):
         raise ValueError(
-            f"--names: must be {QWIX} or one of {', '.join(policies.PRESETS)}, with "
+            f"policy: must be {QWIX} or one of {', '.join(policies.PRESETS)}, with "
             f"{' or '.join('+' + change for change in CHANGES)} or not, got {name!r}."
         )
     policy = policies.PRESETS[base](config.model)

@@ -176,7 +176,7 @@ def main(
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     table = Table("case", "ms", "again", "TFLOP/s", "rate over einsum")
     for row in rows(shape, names, jobs=jobs, limit=limit):
-        print(f"{row['case']}: {row.get('error', row.get('milliseconds'))}")
+        print(f"{row['case']}: {row.get('error') or terminal.milliseconds(row)}")
         if out is not None:
             with JsonLines(out) as file:
                 file.write(row)

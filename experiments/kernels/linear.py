@@ -103,7 +103,7 @@ def main(
                 **({} if base is None else {"ratio": min(times) / base}),
             }
             ms = [f"{t:.3f}" for t in row["milliseconds"]]
-            print(f"{m}x{k}x{n}, {name}: {'; '.join(ms)} ms", flush=True)
+            print(f"{m}x{k}x{n}, {name}: {terminal.milliseconds(row)}", flush=True)
             ratio = f"{row['ratio']:.3f}" if "ratio" in row else ""
             table.add_row(f"{m}x{k}x{n}", name, *ms, f"{row['teraflops']:.0f}", ratio)
             if out is not None:

@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for row in run(arguments):
             rows.append(row)
-            print(f"{row['case']}: {row.get('error', row.get('milliseconds'))}")
+            print(f"{row['case']}: {row.get('error') or terminal.milliseconds(row)}")
             if arguments.out is not None:
                 with JsonLines(arguments.out) as file:
                     file.write(row)

@@ -60,7 +60,7 @@ def about() -> dict[str, Any]:
         version = metadata.version("qwix")
     except metadata.PackageNotFoundError as error:
         raise ModuleNotFoundError(
-            "--names: qwix must be installed to be measured, and it is not. Run `pip "
+            "policy: qwix must be installed to be measured, and it is not. Run `pip "
             "install qwix==0.1.8`, or leave it out."
         ) from error
     return {"qwix": version, "rule": RULE}

@@ -1,7 +1,7 @@
 """Measures what 4-bit grids make of the operands of a model in training.
 
     python -m experiments.operands
-    python -m experiments.operands --show-only
+    python -m experiments.operands --show
 
 Trains a model in BF16 unless the run is there, captures three of its steps, and adds
 what is missing to results.jsonl. Started again it goes on where it was stopped. Then it

@@ -39,8 +39,8 @@ class Arguments:
     tiny: bool = False
     """a very small model, few steps and quantizers, half a minute; by default in
     runs/operands-tiny."""
-    show_only: bool = False
-    """measures nothing."""
+    show: bool = False
+    """only makes tables and figures anew of the rows that are there."""
 
 
 def same(source: Source, results: Results, step: int) -> Capture:
@@ -70,16 +70,15 @@ def main(about: Study, arguments: Arguments) -> None:
     own = source.folder / about.folder.name if arguments.tiny else about.folder
     out = arguments.out or own
     results = Results(out / "results.jsonl")
-    if not arguments.show_only:
+    if not arguments.show:
         about.measure(source, results, arguments.tiny)
     if not results.rows:
         raise ValueError(
-            f"--show-only: {results.path} must have rows, got none. Measure first, "
-            "without --show-only."
+            f"--show: {results.path} must have rows, got none. Measure first, "
+            "without --show."
         )
     about.draw(results.rows, out)
     parts = about.parts(results.rows)
     if (readme := out / "README.md").exists():
         study.show(readme, parts)
-    else:
-        print("\n\n".join(parts.values()))
+    print("\n\n".join(parts.values()))

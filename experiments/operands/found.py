@@ -78,7 +78,7 @@ class Found:
         if not rows:
             raise ValueError(
                 f"of: must be measured, got {quantizer} at step {step}. Go on without "
-                "--show-only."
+                "--show."
             )
         gemm, operand = where
         values = rows[0]["figures"][gemm][operand][name]

@@ -75,15 +75,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         Arguments, prog="python -m experiments.scaling_gpus.run", args=argv
     )
     setting.prepare(dry=arguments.dry)
-    if arguments.dry:
-        small = tuple(name for name in arguments.models if name in SMALL) or SMALL
-        arguments = dataclasses.replace(arguments, models=small)
     rows = []
     try:
+        check(arguments)
+        if arguments.dry:
+            arguments = dataclasses.replace(arguments, models=_small(arguments.models))
         for row in run(arguments):
             rows.append(row)
             what = " ".join(row[key] for key in ("model", "case", "mesh", "scaling"))
-            print(f"{what}: {row.get('error', row.get('milliseconds'))}")
+            print(f"{what}: {row.get('error') or terminal.milliseconds(row)}")
             if arguments.out is not None:
                 with JsonLines(arguments.out) as file:
                     file.write(row)
@@ -96,13 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(arguments: Arguments) -> Iterator[dict[str, Any]]:
-    """Yields a row for each measurement.
-
-    Raises:
-      ValueError: an unknown model, policy, mesh or scaling.
-      ModuleNotFoundError: a policy takes a library that is not there.
-    """
-    check(arguments)
+    """Yields a row for each measurement."""
     found = list(
         tasks(
             arguments.models,
@@ -125,8 +119,21 @@ def run(arguments: Arguments) -> Iterator[dict[str, Any]]:
         yield row
 
 
+def _small(names: Sequence[str]) -> tuple[str, ...]:
+    """Returns the models that stand for large ones on a CPU, and says so."""
+    standing = dict(zip(LARGE, SMALL, strict=True))
+    for name in (name for name in names if name in standing):
+        print(f"{standing[name]} stands for {name}")
+    return tuple(standing.get(name, name) for name in names)
+
+
 def check(arguments: Arguments) -> None:
-    """Raises what `run` does."""
+    """Checks what was asked for.
+
+    Raises:
+      ValueError: an unknown model, policy, mesh or scaling; a large model on a CPU.
+      ModuleNotFoundError: a policy takes a library that is not there.
+    """
     for flag, given, known in (
         ("--models", arguments.models, MODELS),
         ("--scalings", arguments.scalings, (WEAK, STRONG)),
@@ -137,6 +144,12 @@ def check(arguments: Arguments) -> None:
         sharding.parse_mesh(mesh)
     for task in tasks(arguments.models, arguments.policies, devices=1):
         cases.find(task.case, task.config)
+    large = [name for name in arguments.models if name in LARGE]
+    if large and not arguments.dry and jax.default_backend() == "cpu":
+        raise ValueError(
+            f"--models: {large[0]} must have GPUs, got {jax.device_count()} devices of "
+            "a CPU. Use --dry for small models."
+        )
 
 
 def prepare(task: Task) -> Callable[[], dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Measures what it costs that 1-D blocks change with the transpose, and 2-D ones not.
 
     python -m experiments.transposition
-    python -m experiments.transposition --show-only
+    python -m experiments.transposition --show
 
 Takes the run and the captures of experiments.operands, which it makes unless they are
 there, and adds what is missing to results.jsonl. Started again it goes on where it was

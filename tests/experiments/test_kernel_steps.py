@@ -131,7 +131,7 @@ def test_nothing_is_compared_with_a_first_case_that_failed(capsys, monkeypatch):
 def test_an_unknown_name_is_one_sentence(capsys):
     assert step.main(["--tiny", "--names", "fp3"]) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: --names: must be") and error.count("\n") == 1
+    assert error.startswith("error: policy: must be") and error.count("\n") == 1
 
 
 @pytest.mark.parametrize("documents", [1, 3])

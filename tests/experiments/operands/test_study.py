@@ -124,7 +124,7 @@ def test_rows_of_another_run_are_not_added_to(tmp_path):
 
 def test_nothing_is_shown_of_no_rows(tmp_path):
     with pytest.raises(ValueError, match="must have rows, got none. Measure first"):
-        command.main(STUDY, command.Arguments(out=tmp_path, show_only=True))
+        command.main(STUDY, command.Arguments(out=tmp_path, show=True))
 
 
 def test_a_capture_is_of_the_step_that_training_took(tmp_path):

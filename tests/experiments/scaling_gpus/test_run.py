@@ -13,7 +13,9 @@ from experiments.scaling_gpus.tasks import Task
     ("flags", "message"),
     [
         (["--models", "huge"], "--models: must be of dense_1p5b, .* got 'huge'"),
-        (["--policies", "fp3"], "--names: must be"),
+        (["--policies", "fp3"], "policy: must be"),
+        (["--dry", "--models", "huge"], "--models: must be of dense_1p5b, .* 'huge'"),
+        ([], "--models: dense_1p5b must have GPUs, .* --dry"),
         (["--meshes", "fsdp"], "mesh must read AXIS=N"),
         (["--scalings", "fast"], "--scalings: must be of weak, strong, got 'fast'"),
     ],
