@@ -134,6 +134,67 @@ def test_a_linen_model():
     assert [matmul.reachable for matmul in table.matmuls[6:]] == [False, False]
 
 
+class Convolved(nnx.Module):
+    """A layer behind two convolutions, the second of groups, and experts."""
+
+    def __init__(self, *, rngs):
+        self.image = nnx.Conv(4, 16, (3, 3), strides=2, rngs=rngs)
+        self.depthwise = nnx.Conv(16, 32, (5,), feature_group_count=8, rngs=rngs)
+        self.linear = nnx.Linear(32, 16, rngs=rngs)
+        self.experts = fp4jax.nnx.GroupedLinear(3, 16, 8, rngs=rngs)
+
+    def __call__(self, x):
+        x = self.image(x)
+        x = self.depthwise(x.reshape(len(x), -1, x.shape[-1]))
+        return self.experts(self.linear(x)[0], jnp.array([4, 0, 12]))
+
+
+class ConvolvedLinen(nn.Module):
+    """The same of Linen, which has no experts."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Conv(16, (3, 3), strides=2, name="image")(x)
+        x = x.reshape(len(x), -1, x.shape[-1])
+        x = nn.Conv(32, (5,), feature_group_count=8, name="depthwise")(x)
+        return nn.Dense(16, name="linear")(x)
+
+
+@pytest.mark.parametrize("is_quantized", [False, True], ids=["plain", "ufp4"])
+@pytest.mark.parametrize("make", [Convolved, ConvolvedLinen])
+def test_convolutions_are_products_that_no_recipe_reaches(make, is_quantized):
+    is_linen = make is ConvolvedLinen
+    model = make() if is_linen else make(rngs=nnx.Rngs(0))
+    if is_quantized and is_linen:
+        model = quantize(model, UFP4)
+    elif is_quantized:
+        fp4jax.nnx.quantize_model(model, UFP4, rngs=nnx.Rngs(1))
+    *layers, image, depthwise = explain(model, jnp.ones((2, 8, 8, 4))).matmuls
+    experts = [] if is_linen else [("experts", (3, None, 16, 8))]
+    found = [(matmul.path, matmul.sizes) for matmul in layers]
+    assert found == [("linear", (1, 32, 32, 16)), *experts]
+    assert image.sizes == (1, 2 * 4 * 4, 3 * 3 * 4, 16)
+    assert depthwise.sizes == (8, 2 * 16, 5 * 2, 4)
+    assert {image.compute, depthwise.compute} == {"no recipe reaches it"}
+    assert "depthwise" in depthwise.path or not is_linen
+
+
+class Elsewhere(nnx.Module):
+    """Products of no layer, by other functions of JAX than `lax.dot_general`."""
+
+    def __call__(self, x):
+        y = jax.lax.ragged_dot(x, jnp.ones((3, 64, 8)), jnp.array([1, 3, 1]))
+        x, scales = x[None].astype(jnp.float8_e4m3fn), jnp.ones((1, 5, 2))
+        scales = scales.astype(jnp.float8_e8m0fnu)
+        return y, jax.nn.scaled_matmul(x, x, scales, scales)
+
+
+def test_products_by_other_functions():
+    ragged, scaled = explain(Elsewhere(), jnp.ones((5, 64))).matmuls
+    assert ragged.sizes == (3, None, 64, 8) and scaled.sizes == (1, 5, 64, 5)
+    assert not (ragged.reachable or scaled.reachable)
+
+
 class Direct(nnx.Module):
     """A quantized product that no layer owns, beside a layer."""
 

@@ -14,10 +14,11 @@ def explain(
     """Lists the matrix products of a model, and what each does in its three GEMMs.
 
     Given inputs, the model is traced, not run, and the table holds every product of
-    the program: those of layers by path, and those that no policy reaches, such as an
-    output head tied to the embedding and the products of attention, by their place in
-    the source. A quantized layer that the program does not call has a row that says
-    so. Without inputs the table holds the linear layers of an NNX model.
+    the program: those of layers by path, and those that no policy reaches, such as
+    convolutions, an output head tied to the embedding and the products of attention, by
+    their place in the source. A quantized layer that the program does not call has a
+    row that says so. What cuDNN computes, attention on a GPU, has none. Without inputs
+    the table holds the linear layers of an NNX model.
 
     Args:
       model: an NNX module, or a Linen module, quantized or not.

@@ -8,7 +8,6 @@ program, so that one that was traced several times counts once.
 import contextlib
 import dataclasses
 import functools
-import math
 import re
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager
@@ -18,7 +17,7 @@ from typing import Any
 import jax
 
 from fp4jax.explanation.matmul import Matmul, Sizes
-from fp4jax.ops.dims import Dims
+from fp4jax.explanation.sizes import sizes_of, sizes_of_layer
 from fp4jax.ops.gemms import Gemms
 from fp4jax.ops.observer import OBSERVER
 
@@ -87,8 +86,9 @@ class Trace:
                 if kind.startswith("custom_vjp_call"):
                     yield _quantized(note, note.gemms, eqn)
                     continue  # what it multiplies inside is this product
-            elif kind == "dot_general":
-                yield _plain(note, eqn)
+            elif (sizes := sizes_of(eqn)) is not None:
+                yield _plain(note, eqn, sizes)
+                continue
             for sub in jax.tree.leaves(list(eqn.params.values()), is_leaf=_is_jaxpr):
                 if _is_jaxpr(sub):
                     yield from self._rows(getattr(sub, "jaxpr", sub), note)
@@ -102,42 +102,13 @@ def _quantized(note: Note, gemms: Gemms, eqn: Any) -> Matmul:
     return Matmul(note.path, sizes, gemms.recipe, stack)
 
 
-def _plain(note: Note | None, eqn: Any) -> Matmul:
-    sizes = _sizes(eqn)
+def _plain(note: Note | None, eqn: Any, sizes: Sizes) -> Matmul:
     if note is None or note.path is None:
         return Matmul(_place(eqn), sizes, None, reachable=False)
-    kernel = note.kernel[0] if note.kernel else sizes[0] * sizes[2] * sizes[3]
+    batch, _, k, n = sizes
+    kernel = note.kernel[0] if note.kernel else (batch or 1) * k * n
     stack = note.stack(kernel)
-    return Matmul(note.path, _sizes_of_layer(sizes, kernel, stack), None, stack)
-
-
-def _sizes(eqn: Any) -> tuple[int, int, int, int]:
-    lhs, rhs = (v.aval.shape for v in eqn.invars)
-    dims = Dims.of(eqn.params["dimension_numbers"])
-    batch = math.prod(lhs[d] for d in dims.lhs_batch)
-    k = math.prod(lhs[d] for d in dims.lhs_contracting)
-    m, n = (math.prod(shape) // max(batch * k, 1) for shape in (lhs, rhs))
-    return batch, m, k, n
-
-
-def _sizes_of_layer(
-    sizes: tuple[int, int, int, int], kernel: int, stack: tuple[int, ...]
-) -> Sizes:
-    """Returns the sizes of one layer, of which n is that of w.
-
-    In a program that maps over a stack, lanes multiply the batch; or n, where all
-    layers see one input.
-    """
-    batch, m, k, n = sizes
-    for lanes in (1, math.prod(stack)):
-        for rows, columns in ((m, n), (n, m)):
-            if batch * k * columns != lanes * kernel:
-                continue
-            if batch % lanes == 0:
-                return batch // lanes, rows, k, columns
-            if columns % lanes == 0:
-                return batch, rows, k, columns // lanes
-    return sizes
+    return Matmul(note.path, sizes_of_layer(sizes, kernel, stack), None, stack)
 
 
 def _place(eqn: Any) -> str:
