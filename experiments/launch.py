@@ -18,8 +18,11 @@ from typing import IO
 import tyro
 
 _GRACE = 30.0  # seconds from the first failure until the others are killed
-_SAVING = 300.0  # seconds from the first that a signal has ended until that
+_KILLED = 5.0  # seconds that the kernel has to end those that are killed
+_AGAIN = 1.0  # seconds until a signal is another one: `timeout` sends its own twice
 _POLL = 0.05
+
+Received = tuple[int, float]  # a signal, and when it came, in seconds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,12 +32,15 @@ class Arguments:
     - Every process gets JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID,
       and JAX_LOCAL_DEVICE_IDS: of several GPUs, the one of its number.
     - A line of output begins with the number of its process.
-    - SIGTERM, SIGINT and SIGHUP go to all of them.
+    - SIGTERM, SIGINT and SIGHUP go to all of them; another one, a second later or
+      more, kills them.
     - Where one fails, the others are ended, and the exit status is that of the first.
     """
 
     processes: int = 2
     """how many."""
+    saving: float = 300.0
+    """seconds from a signal until those that have not ended are made to."""
     command: tyro.conf.Positional[tuple[str, ...]]
     """what each of them runs, after two dashes."""
 
@@ -43,14 +49,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status."""
     try:
         arguments = tyro.cli(Arguments, prog="python -m experiments.launch", args=argv)
-        return launch(arguments.command, processes=arguments.processes)
+        return launch(
+            arguments.command, processes=arguments.processes, saving=arguments.saving
+        )
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 
 
-def launch(command: Sequence[str], *, processes: int) -> int:
+def launch(command: Sequence[str], *, processes: int, saving: float = 300.0) -> int:
     """Runs a command in processes that find each other; returns the exit status.
+
+    Args:
+      command: what each of them runs.
+      processes: how many.
+      saving: seconds that they have after a signal.
 
     Raises:
       ValueError: no command, or no processes.
@@ -79,43 +92,44 @@ def launch(command: Sequence[str], *, processes: int) -> int:
                     start_new_session=True,  # or the terminal sends Ctrl-C as well
                 )
                 children.append(child)
-                for signal_before in received:
+                for signal_before, _ in received:
                     _send(signal_before, [child])
                 pumps += _pumps(child, prefix=f"[{number}] ".encode())
             try:
-                return _first_failure(children, received)
+                return _first_failure(children, received, saving=saving)
             finally:
-                _end(children)
+                _send(signal.SIGTERM, children)
+                _wait(children, seconds=_GRACE)
     finally:
         _send(signal.SIGKILL, children)  # also what those have left that ended
+        _wait(children, seconds=_KILLED)
         for pump in pumps:
             pump.join()
 
 
 def _first_failure(
-    children: Sequence[subprocess.Popen], received: Sequence[int]
+    children: Sequence[subprocess.Popen], received: Sequence[Received], *, saving: float
 ) -> int:
     """Waits until all have ended or one has failed; returns its status, or 0.
 
-    After a signal, which asks all of them to stop, they have time to save.
+    After a signal, which asks all of them to stop, they have time to save; but one that
+    waits in vain for another, inside of a call of its device, never sees the signal.
     """
-    deadline = None
     while True:
         statuses = [child.poll() for child in children]
         failed = [n if n > 0 else 128 - n for n in statuses if n]
         if None not in statuses:
             return failed[0] if failed else 0
-        if failed and deadline is None:
-            deadline = time.monotonic() + (_SAVING if received else 0)
-        if deadline is not None and time.monotonic() >= deadline:
+        if failed and not received:
             return failed[0]
+        if received and time.monotonic() >= received[0][1] + saving:
+            return failed[0] if failed else 128 + received[0][0]
         time.sleep(_POLL)
 
 
-def _end(children: Sequence[subprocess.Popen]) -> None:
-    """Asks all that still run to end, and waits for it as long as is due."""
-    _send(signal.SIGTERM, children)
-    deadline = time.monotonic() + _GRACE
+def _wait(children: Sequence[subprocess.Popen], *, seconds: float) -> None:
+    """Waits until all processes have ended, or so long."""
+    deadline = time.monotonic() + seconds
     for child in children:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(max(0.0, deadline - time.monotonic()))
@@ -129,15 +143,18 @@ def _send(number: int, children: Sequence[subprocess.Popen]) -> None:
 
 
 @contextlib.contextmanager
-def _signals_passed_to(children: Sequence[subprocess.Popen]) -> Generator[list[int]]:
+def _signals_passed_to(
+    children: Sequence[subprocess.Popen],
+) -> Generator[list[Received]]:
     """Hands on signals that ask to end, which then do not end this process."""
     numbers, received = [signal.SIGTERM, signal.SIGINT], []
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup has it
         numbers.append(signal.SIGHUP)
 
     def hand_on(number: int, _) -> None:
-        received.append(number)
-        _send(number, children)
+        received.append((number, time.monotonic()))
+        is_another = received[-1][1] >= received[0][1] + _AGAIN
+        _send(signal.SIGKILL if is_another else number, children)
 
     before = [signal.signal(number, hand_on) for number in numbers]
     try:

@@ -4,14 +4,15 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 
 import pytest
 
 from experiments import launch
 
 
-def start(code, *, processes=2):
-    flags = ["-m", "experiments.launch", f"--processes={processes}", "--"]
+def start(code, *flags, processes=2):
+    flags = ["-m", "experiments.launch", f"--processes={processes}", *flags, "--"]
     return subprocess.Popen(
         [sys.executable, *flags, sys.executable, "-c", textwrap.dedent(code)],
         stdout=subprocess.PIPE,
@@ -93,6 +94,34 @@ def test_a_signal_reaches_all_and_their_status_comes_back():
     status, out, _ = finish(process)
     assert status == 75
     assert sorted(out.splitlines()) == ["[0] stopped", "[1] stopped"]
+
+
+DEAF = """
+    import signal, time
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_another_signal_kills_what_hangs_and_the_same_twice_at_once_does_not():
+    process = start(DEAF)
+    assert {process.stdout.readline() for _ in range(2)}
+    for _ in range(2):
+        process.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(launch._AGAIN)
+    process.send_signal(signal.SIGTERM)
+    assert finish(process)[0] == 128 + signal.SIGKILL
+
+
+def test_what_hangs_has_no_more_than_its_time_after_a_signal(monkeypatch):
+    monkeypatch.setattr(launch, "_GRACE", 0.1)
+    in_a_second = threading.Timer(1, signal.raise_signal, (signal.SIGTERM,))
+    in_a_second.start()
+    deaf = [sys.executable, "-c", textwrap.dedent(DEAF)]
+    status = launch.launch(deaf, processes=1, saving=0.1)
+    assert status == 128 + signal.SIGTERM
 
 
 def test_a_closed_terminal_ends_all():
