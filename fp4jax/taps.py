@@ -26,6 +26,7 @@ from fp4jax.numerics.groups import Groups
 from fp4jax.ops.dims import DimensionNumbers, Dims, flatten
 from fp4jax.ops.einsum import einsum_with
 from fp4jax.recipes import Recipe
+from fp4jax.recipes.paths import listed
 
 
 @jax.tree_util.register_dataclass
@@ -234,10 +235,10 @@ def _insert(model: nnx.Module, pattern: str) -> dict[str, _Tap]:
     found = list(layers_of(model))
     chosen = [layer for layer in found if fnmatch.fnmatchcase(layer.path, pattern)]
     if not chosen:
-        paths = ", ".join(layer.path for layer in found) or "none"
+        paths = listed((layer.path for layer in found), near=pattern)
         raise ValueError(
             f"capture: layers must match the path of a layer, got layers={pattern!r}. "
-            f"The model has {paths}."
+            f"The layers are {paths}."
         )
     return {layer.path: _tapped(layer) for layer in chosen}
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from fp4jax.numerics.checks import is_integer
+from fp4jax.recipes.paths import listed
 from fp4jax.recipes.recipe import Recipe
 
 
@@ -69,17 +70,16 @@ class Policy:
           paths: of all layers, such as "blocks/3/mlp/down".
 
         Raises:
-          ValueError: names the pattern, and the layers of the first block.
+          ValueError: names the pattern, and the layers, or the one that another rule
+            takes.
         """
         paths = list(paths)
         used = {self._match(path) for path in paths}
         for rule in self.rules:
             if rule not in used:
-                first = [path for path in paths if _block(path) == _block(paths[0])]
                 raise ValueError(
                     "Policy: every rule must be the first to match some layer, got "
-                    f"pattern={rule.pattern!r}. There are {len(paths)} layers, those "
-                    f"of the first block {', '.join(first)}."
+                    f"pattern={rule.pattern!r}. {_remedy(rule.pattern, paths)}"
                 )
 
     def _match(self, path: str) -> Rule | None:
@@ -165,8 +165,11 @@ class Schedule:
             policy.check(paths)
 
 
-def _block(path: str) -> list[str]:
-    return path.split("/")[:2]
+def _remedy(pattern: str, paths: list[str]) -> str:
+    """Returns what to do with the pattern of a rule that gives no layer its recipe."""
+    if taken := [path for path in paths if fnmatch.fnmatchcase(path, pattern)]:
+        return f"Rules before it match {taken[0]!r} as well. Move it before them."
+    return f"The layers are {listed(paths, near=pattern)}."
 
 
 def _check_type(name: str, value: Any, kind: type) -> None:

@@ -249,19 +249,17 @@ def test_the_first_matching_rule_wins():
     assert policy.recipe("blocks/11/mlp/up") == recipes.nvfp4()
 
 
-def test_a_rule_that_matches_nothing_raises_with_the_layers_of_one_block():
-    policy = policies.Policy(
-        recipes.ufp4(), (policies.Rule("block/*", recipes.bf16()),)
-    )
+def test_a_rule_that_matches_nothing_raises_with_the_layers():
+    policy = policies.Policy(recipes.ufp4(), (policies.Rule("hed", recipes.bf16()),))
     layers = ("attention/query", "mlp/up")
     paths = [f"blocks/{i}/{layer}" for i in range(11) for layer in layers]
     message = (
         "^Policy: every rule must be the first to match some layer, got "
-        "pattern='block/\\*'. There are 22 layers, those of the first block "
-        "blocks/0/attention/query, blocks/0/mlp/up.$"
+        "pattern='hed'. The layers are head, blocks/{0..10}/attention/query, "
+        "blocks/{0..10}/mlp/up.$"
     )
     with pytest.raises(ValueError, match=message):
-        policy.check(path for path in paths)
+        policy.check(path for path in (*paths, "head"))
     policies.Policy(
         recipes.ufp4(), (policies.Rule("blocks/1/*", recipes.bf16()),)
     ).check(paths)
@@ -273,7 +271,8 @@ def test_a_rule_behind_a_wider_one_raises():
         policies.Rule("blocks/0/*", recipes.bf16()),
     )
     policy = policies.Policy(recipes.ufp4(), rules)
-    with pytest.raises(ValueError, match="first to match.*pattern='blocks/0/\\*'"):
+    message = "pattern='blocks/0/\\*'. Rules before it match 'blocks/0/mlp/up' as well."
+    with pytest.raises(ValueError, match=f"first to match.*{message}"):
         policy.check(["blocks/0/mlp/up", "blocks/1/mlp/up"])
 
 
