@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fp4jax import models, policies
-from fp4jax.data import DataConfig, decided_by_source
+from fp4jax.data import DataConfig, decided_by_source, is_tokenized
 from fp4jax.models import ModelConfig
 from fp4jax.policies import Policy, Schedule
 from fp4jax.train import OptimConfig
@@ -167,7 +167,7 @@ def resolve(
       model: name from `fp4jax.models.PRESETS`.
       policy_names: names from `fp4jax.policies.PRESETS`.
       data: "stdlib", or another `DataConfig.source`; what a tokenized folder or a
-        tokenizer.json decides is adopted unless an assignment says otherwise.
+        tokenizer.json decides is adopted, and no assignment may contradict it.
       steps: of every run.
       seeds: runs of every policy.
       finish: what every policy but the control ends in.
@@ -297,15 +297,28 @@ def _replace(config: Any, values: Mapping[str, Any]) -> Any:
 
 
 def _adopt(config: ExperimentConfig, assignments: Sequence[str]) -> ExperimentConfig:
-    """Returns the experiment with what its data decides and no assignment sets."""
+    """Returns the experiment with what its data decides and no assignment sets.
+
+    Raises:
+      ValueError: an assignment sets it otherwise.
+    """
     assigned = {assignment.partition("=")[0] for assignment in assignments}
-    decided = {
-        name: value
-        for name, value in decided_by_source(config.data).items()
-        if f"data.{name}" not in assigned
-    }
-    data = dataclasses.replace(config.data, **decided)
-    return dataclasses.replace(config, data=data)
+    decided = decided_by_source(config.data)
+    for name in [name for name in decided if f"data.{name}" in assigned]:
+        _check_decided(config.data, name, decided.pop(name))
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, **decided))
+
+
+def _check_decided(config: DataConfig, name: str, value: Any) -> None:
+    """Raises where a field is not what the data decides; a tokenizer.json a least."""
+    found, whole = getattr(config, name), is_tokenized(config.source)
+    if found == value or (not whole and found > value):
+        return
+    raise ValueError(
+        f"--set: data.{name} must be {'' if whole else 'at least '}{value!r}, as "
+        f"{(config.source if whole else config.tokenizer)!r} has it, got {found!r}. "
+        f"Leave out --set data.{name}."
+    )
 
 
 def _framed(names: Sequence[str]) -> list[str]:

@@ -91,7 +91,12 @@ def test_a_tokenizer_file_is_taken_over(texts, tmp_path):
     )
     assert one.tokenizer.to_json() == other.tokenizer.to_json()
     config = presets.resolve(assignments=[f"data.tokenizer={file}"])
-    assert config.model.vocab_size == len(other.token_bytes)
+    assert config.model.vocab_size == (least := len(other.token_bytes))
+    changes = [f"data.tokenizer={file}", "data.vocab_size=257"]
+    with pytest.raises(ValueError, match=f"data.vocab_size must be at least {least}"):
+        presets.resolve(assignments=changes)
+    larger = presets.resolve(assignments=[changes[0], "data.vocab_size=512"])
+    assert larger.model.vocab_size == 512
 
 
 def test_shards_are_bounded(texts, tmp_path):
@@ -159,9 +164,27 @@ def test_settings_that_the_folder_decides_otherwise_raise(texts, tmp_path):
     source = str(tmp_path / "tokens")
     with pytest.raises(ValueError, match="load_corpus: tokenizer must be 'bytes', as"):
         data.load_corpus(DataConfig(source=source))
-    given = presets.resolve(data=source, assignments=["data.vocab_size=512"])
-    with pytest.raises(ValueError, match="vocab_size must be 257, as .* got .*=512"):
-        data.load_corpus(given.data)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("vocab_size=512", "must be 257, as .* got 512"),
+        ("holdout=0.5", "must be 0.25, as .* got 0.5"),
+        ("tokenizer=bpe", "must be 'bytes', as .* got 'bpe'"),
+    ],
+)
+def test_assignments_that_the_data_decides_otherwise_raise(
+    assignment, message, texts, tmp_path
+):
+    arguments = "--tokenizer", "bytes", "--holdout", "0.25"
+    assert run(texts, tmp_path / "tokens", *arguments) == 0
+    name = f"data.{assignment.partition('=')[0]}"
+    message = f"^--set: {name} {message}. Leave out --set {name}.$"
+    with pytest.raises(ValueError, match=message):
+        presets.resolve(
+            data=str(tmp_path / "tokens"), assignments=[f"data.{assignment}"]
+        )
 
 
 def test_help_tells_the_truth(capsys):
