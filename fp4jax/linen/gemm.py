@@ -135,7 +135,14 @@ class _Factory:
 
     recipe: Recipe
 
-    def __call__(self) -> DotGeneral:
+    def __call__(self, *args: Any, **kwargs: Any) -> DotGeneral:
+        if args or kwargs:
+            raise TypeError(
+                "dot_general_cls: must be given to a Linen layer as an argument whose "
+                "name ends in dot_general_cls, got the operands of a dot_general. "
+                "Write nn.Dense(..., dot_general_cls=dot_general_cls(recipe)); a layer "
+                "of NNX takes dot_general=fp4jax.nnx.DotGeneral(recipe, rngs=rngs)."
+            )
         return DotGeneral(self.recipe)
 
 

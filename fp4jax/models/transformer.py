@@ -18,6 +18,7 @@ from fp4jax.models.mamba2 import count_documents
 from fp4jax.models.moe import Balance, Balances
 from fp4jax.models.runs import Run, find_runs
 from fp4jax.nnx import layers
+from fp4jax.nnx.arguments import check_rngs
 from fp4jax.policies import Policy, Schedule
 from fp4jax.recipes import Recipe
 
@@ -77,6 +78,7 @@ class Transformer(nnx.Module):
     def __init__(
         self, config: ModelConfig, policy: Policy | Schedule, *, rngs: nnx.Rngs
     ):
+        check_rngs(rngs, "Transformer", "params", "quant")
         schedule = Schedule.of(policy)
         schedule.check(config.layer_paths)
         self.config = config

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from fp4jax.nnx.arguments import check_rngs
 from fp4jax.ops.dot_general import DimensionNumbers, dot_general
 from fp4jax.ops.einsum import einsum
 from fp4jax.ops.gather import Gather
@@ -59,6 +60,7 @@ class Gemm(nnx.Module):
     """
 
     def __init__(self, recipe: Recipe, *, rngs: nnx.Rngs, stack: tuple[int, ...] = ()):
+        check_rngs(rngs, type(self).__name__, "quant")
         key = rngs["quant"]()
         self.key = NoiseKey(jax.random.split(key, stack) if stack else key)
         self.step = QuantStep(None)
@@ -167,7 +169,7 @@ class Einsum(Gemm):
         spec: str,
         lhs: jax.Array,
         rhs: jax.Array,
-        *,
+        *more: jax.Array,
         precision: Any = None,
         preferred_element_type: Any = None,
         out_sharding: Any = None,
@@ -177,6 +179,7 @@ class Einsum(Gemm):
             spec,
             lhs,
             rhs,
+            *more,
             precision=precision,
             preferred_element_type=preferred_element_type,
             out_sharding=out_sharding,

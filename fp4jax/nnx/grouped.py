@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from fp4jax.nnx.arguments import check_rngs
 from fp4jax.nnx.gemm import Gemm
 from fp4jax.numerics.groups import Groups
 from fp4jax.ops.grouped_dot import grouped_dot, pack_experts
@@ -136,6 +137,7 @@ class GroupedLinear(nnx.Module):
         preferred_element_type: Any = None,
         rngs: nnx.Rngs,
     ):
+        check_rngs(rngs, "GroupedLinear", "params")
         self.kernel_shape = (groups, in_features, out_features)
         self.kernel = nnx.Param(
             kernel_init(rngs.params(), self.kernel_shape, jnp.float32),

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 
+from fp4jax.nnx.arguments import check_rngs
 from fp4jax.nnx.gemm import DotGeneral, Einsum, Gemm
 from fp4jax.nnx.grouped import GroupedLinear, RaggedDot
 from fp4jax.policies import Policy
@@ -143,8 +144,8 @@ def quantize_model(
       ValueError: a rule that matches no layer; a layer with a `dot_general`,
         `dot_general_cls`, `einsum_op` or `ragged_dot` of its own; layers stacked along
         another axis than the first; layers that share a `DotGeneral` and would take
-        different recipes; a model without linear layers.
-      TypeError: `policy` is neither a policy nor a recipe.
+        different recipes; a model without linear layers; `rngs` without the stream.
+      TypeError: `policy` is neither a policy nor a recipe; `rngs` is no `nnx.Rngs`.
 
     Example:
       >>> from flax import nnx
@@ -161,6 +162,7 @@ def quantize_model(
         raise TypeError(
             f"quantize_model: policy must be a Policy or a Recipe, got {policy!r}."
         )
+    check_rngs(rngs, "quantize_model", "quant")
     found = list(layers(model))
     if not found:
         raise ValueError(

@@ -21,7 +21,7 @@ def einsum(
     spec: str,
     lhs: jax.Array,
     rhs: jax.Array,
-    *,
+    *more: jax.Array,
     precision: Any = None,
     preferred_element_type: Any = None,
     out_sharding: Any = None,
@@ -47,6 +47,7 @@ def einsum(
       spec: such as "bsd,df->bsf", "...d,df" or "b...k, kn -> n...b".
       lhs: array with one dimension for each label; x unless `weight` is "lhs".
       rhs: likewise; w unless `weight` is "lhs".
+      *more: none. A product of several is one of two after the other.
       precision: as for `lax.dot_general`.
       preferred_element_type: the dtype of the result.
       out_sharding: of the result: a partition spec or a `NamedSharding`.
@@ -62,8 +63,9 @@ def einsum(
       What `jnp.einsum` returns: one dimension for each label of the result.
 
     Raises:
-      ValueError: a spec that is not of two operands, has a result label that no operand
-        has, or does not fit the shapes; and as `fp4jax.dot_general`.
+      ValueError: a spec that is not of two operands, or more than two; one that has a
+        result label that no operand has, or does not fit the shapes; and as
+        `fp4jax.dot_general`.
       TypeError: as `fp4jax.dot_general`.
 
     Example:
@@ -73,6 +75,11 @@ def einsum(
       >>> einsum("bsd,hdf->bhsf", x, w, recipe=recipes.mxfp8()).shape
       (2, 4, 3, 8)
     """
+    if more:
+        raise ValueError(
+            f"einsum: operands must be two, got {2 + len(more)} (spec={spec!r}). Give "
+            "the result of two to another einsum, and each its recipe."
+        )
     dot = functools.partial(
         dot_general,
         precision=precision,

@@ -293,6 +293,19 @@ def test_factories_of_one_recipe_are_equal():
     assert layer(recipes.ufp4()) != layer(recipes.nvfp4())
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        nn.Dense(8, dot_general=dot_general_cls(recipes.ufp4())),
+        nn.DenseGeneral(8, dot_general=dot_general_cls(recipes.ufp4())),
+    ],
+    ids=["Dense", "DenseGeneral"],
+)
+def test_a_factory_that_is_given_as_a_product_raises(layer):
+    with pytest.raises(TypeError, match="name ends in dot_general_cls, got the oper"):
+        layer.init(jax.random.key(0), X)
+
+
 def test_what_is_no_recipe_raises():
     with pytest.raises(TypeError, match="recipe must be a Recipe, got 'ufp4'"):
         dot_general_cls("ufp4")

@@ -99,6 +99,11 @@ def test_recipes_go_where_the_policy_says():
     assert model.stacks[1].mlp.up.dot_general.recipe == recipes.bf16()
 
 
+def test_a_seed_is_no_rngs():
+    with pytest.raises(TypeError, match="^Transformer: rngs must be nnx.Rngs, got 0"):
+        Transformer(CONFIG, Policy(recipes.bf16()), rngs=0)
+
+
 def test_a_rule_that_matches_no_layer_raises():
     beyond = Rule("blocks/3/*", recipes.ufp4())
     with pytest.raises(ValueError, match="blocks/3/"):

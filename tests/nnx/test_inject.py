@@ -225,6 +225,31 @@ def test_bad_arguments_raise(model, policy, error, message):
         fp4jax.nnx.quantize_model(model(rngs=nnx.Rngs(0)), policy, rngs=nnx.Rngs(0))
 
 
+@pytest.mark.parametrize(
+    "rngs", [0, jax.random.key(0), None], ids=["seed", "key", "none"]
+)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda rngs: fp4jax.nnx.quantize_model(
+            Block(rngs=nnx.Rngs(0)), UFP4, rngs=rngs
+        ),
+        lambda rngs: fp4jax.nnx.DotGeneral(UFP4, rngs=rngs),
+        lambda rngs: fp4jax.nnx.Einsum(UFP4, rngs=rngs),
+        lambda rngs: fp4jax.nnx.GroupedLinear(2, 8, 4, rngs=rngs),
+    ],
+    ids=["quantize_model", "DotGeneral", "Einsum", "GroupedLinear"],
+)
+def test_what_draws_no_keys_raises(make, rngs, request):
+    name = request.node.callspec.id.split("-")[0]
+    with pytest.raises(TypeError, match=f"^{name}: rngs must be nnx.Rngs, got"):
+        make(rngs)
+    with pytest.raises(
+        ValueError, match=f"^{name}: rngs must have the stream .* other"
+    ):
+        make(nnx.Rngs(other=0))
+
+
 def test_layers_stacked_along_another_axis_raise():
     stack = nnx.vmap(lambda rngs: nnx.Linear(8, 4, rngs=rngs), out_axes=1)
     model = nnx.split_rngs(splits=3)(stack)(nnx.Rngs(0))

@@ -247,6 +247,7 @@ def test_any_dot_general_serves():
         (("a", "b"), ((2,), (2,)), TypeError, "spec must be a string"),
         ("ab->a", ((2, 2), (2,)), ValueError, "two operands, got 1"),
         ("a,b,c->abc", ((2,), (2,)), ValueError, "two operands, got 3"),
+        ("a,b,c->abc", ((2,), (2,), (2,)), ValueError, "must be two, got 3 .*another"),
         ("a1,b->ab", ((2,), (2,)), ValueError, "spec must be made of letters"),
         ("a,b->a,b", ((2,), (2,)), ValueError, "spec must be made of letters"),
         ("a..,b->ab", ((2,), (2,)), ValueError, "spec must be made of letters"),
