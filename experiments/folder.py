@@ -6,12 +6,11 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import jax
-from jax.experimental import multihost_utils
 
-from experiments import record
+from experiments import agreement, record
 from experiments.tracking import TensorBoard
 from fp4jax import train
 from fp4jax.train.checkpoint import config_differences
@@ -43,7 +42,8 @@ class Folder:
 
     Raises:
       ValueError: the folder is in use, cannot be made, holds something else, or a
-        comparison of another config, with the fields that differ.
+        comparison of another config, with the fields that differ; or processes do not
+        share it.
     """
 
     def __init__(
@@ -56,21 +56,11 @@ class Folder:
     ):
         self.path, self._tracker = path, tracker
         self._is_writer = jax.process_index() == 0
-        if self._is_writer:
-            is_new = not (path / "config.json").exists()
-            if is_new:
-                record.check_free(path)
-                record.create(path, description)
-            elif not resume:
-                record.check_free(path)
-            self._lock = _lock(path)
-            try:
-                _check_same(path, description)
-            except ValueError:
-                self._lock.close()
-                raise
-        if jax.process_count() > 1:
-            multihost_utils.sync_global_devices("the folder is made")
+        with agreement.agreed():
+            if self._is_writer:
+                self._lock = _opened(path, description, resume=resume)
+        with agreement.agreed():
+            _check_shared(path)
         self._finished = {
             (row["policy"], row["seed"]): row for row in read_log(path / "trials.jsonl")
         }
@@ -156,7 +146,33 @@ class Folder:
             self._tracker.begin(policy, seed, logs)
 
 
-def _lock(path: Path):
+def _opened(path: Path, description: Row, *, resume: bool) -> IO[str]:
+    """Returns the lock of a folder, which is made if it is new."""
+    is_new = not (path / "config.json").exists()
+    if is_new or not resume:
+        record.check_free(path)
+    if is_new:
+        record.create(path, description)
+    lock = _lock(path)
+    try:
+        _check_same(path, description)
+    except ValueError:
+        lock.close()
+        raise
+    return lock
+
+
+def _check_shared(path: Path) -> None:
+    """Raises ValueError where a folder that another process has made is not there."""
+    if not (path / "config.json").exists():
+        raise ValueError(
+            f"--out: must be a folder that all processes share, got {str(path)!r}, "
+            "which process 0 has made and this one does not see. Name one on a file "
+            "system that all of them have."
+        )
+
+
+def _lock(path: Path) -> IO[str]:
     """Returns an open file that no other process may lock until it is closed."""
     file = open(path / ".lock", "w")
     try:
@@ -187,6 +203,16 @@ def _check_same(path: Path, description: Row) -> None:
             "--resume: the configuration must be that of the run, which has "
             f"{'; '.join(differences)}. Use the same, or another --out."
         )
+
+
+def of_processes(path: Path, description: Mapping[str, Any]) -> Row:
+    """Returns what all processes of a run must have alike, or wait in vain."""
+    checkpoint = description["config"]["checkpoint"]
+    return (
+        {"--out": str(path.absolute())}
+        | identity(description)
+        | {"checkpoint": checkpoint}
+    )
 
 
 def identity(description: Mapping[str, Any]) -> Row:

@@ -26,9 +26,9 @@ from jax.sharding import Mesh
 from rich.console import Console
 from rich.logging import RichHandler
 
-from experiments import presets, processes, record, report, terminal
+from experiments import agreement, presets, processes, record, report, terminal
 from experiments.compare import Comparison
-from experiments.folder import Folder
+from experiments.folder import Folder, of_processes
 from experiments.presets import ExperimentConfig, RunConfig
 from experiments.profiling import Profile
 from experiments.stop import Stop
@@ -131,19 +131,27 @@ def run(arguments: Arguments, argv: Sequence[str], stop: Stop) -> int:
     Raises:
       Stopped, KeyboardInterrupt: a signal came.
     """
+    now = agreement.of_first(time.strftime("%Y%m%d-%H%M%S"))
+    path = Path(arguments.out or f"runs/{arguments.model}-{now}")
+    command = shlex.join(["python", "-m", "experiments.pretrain", *argv])
     try:
-        config, corpus, mesh, path = prepare(arguments)
-        command = shlex.join(["python", "-m", "experiments.pretrain", *argv])
-        description = record.describe(config, corpus=corpus, command=command)
-        profile = None
-        if arguments.profile:
-            steps, traces = config.run.steps, path / "profile"
-            profile = Profile.parse(arguments.profile, steps=steps, folder=traces)
-        tracker = TensorBoard(path / "tensorboard") if arguments.tensorboard else None
+        with agreement.agreed():
+            config, corpus, mesh = prepare(arguments, path)
+            description = record.describe(config, corpus=corpus, command=command)
+            profile = None
+            if arguments.profile:
+                steps, traces = config.run.steps, path / "profile"
+                profile = Profile.parse(arguments.profile, steps=steps, folder=traces)
+            events = path / "tensorboard"
+            tracker = TensorBoard(events) if arguments.tensorboard else None
+        agreement.check_same(
+            of_processes(path, description) | {"--mesh": arguments.mesh}
+        )
         is_resumed = arguments.resume == "auto"
         folder = Folder(path, description, resume=is_resumed, tracker=tracker)
-    except (ValueError, TypeError, OSError, ImportError) as error:
-        print(f"error: {error}", file=sys.stderr)
+    except agreement.WRONG as error:
+        if agreement.is_first():
+            print(f"error: {error}", file=sys.stderr)
         return 2
     if jax.process_index() == 0:
         print(introduction(config, corpus, mesh, path), file=sys.stderr)
@@ -211,8 +219,8 @@ def parse(argv: Sequence[str]) -> Arguments:
 
 
 def prepare(
-    arguments: Arguments,
-) -> tuple[ExperimentConfig, Corpus, Mesh | None, Path]:
+    arguments: Arguments, folder: Path
+) -> tuple[ExperimentConfig, Corpus, Mesh | None]:
     """Returns all that a comparison needs, and leaves no trace but cached tokens.
 
     Raises:
@@ -233,15 +241,13 @@ def prepare(
     for name in config.policies:
         presets.schedule(config, name)  # raises if the model is too small for it
     mesh = parse_mesh(arguments.mesh, config)
-    now = time.strftime("%Y%m%d-%H%M%S")
-    folder = Path(arguments.out or f"runs/{arguments.model}-{now}")
-    if arguments.resume == "never":
+    if arguments.resume == "never" and agreement.is_first():  # who then makes it
         record.check_free(folder)
-    elif not arguments.out:
+    elif arguments.resume == "auto" and not arguments.out:
         raise ValueError("--resume: must come with --out, the folder to go on with.")
     corpus = data.load_corpus(config.data)
     data.train_batches(corpus, config.data)  # raises if a row is longer than the corpus
-    return config, corpus, mesh, folder
+    return config, corpus, mesh
 
 
 def parse_mesh(text: str, config: ExperimentConfig) -> Mesh | None:

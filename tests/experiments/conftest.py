@@ -11,6 +11,7 @@ import pytest
 
 from fp4jax.data import DataConfig
 
+LAUNCH = ["-m", "experiments.launch"]
 FLAGS = [
     *("--alone", "--resume=auto", "--steps=60"),
     *("--set=model.num_layers=1", "--set=model.d_model=32", "--set=model.d_ff=32"),
@@ -34,20 +35,34 @@ def command(tmp_path_factory):
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
 
-    def start(out, *flags, processes=1, **environment):
-        argv = [sys.executable, "-m", "experiments.pretrain"]
+    def start(out, *flags, processes=1, code=None, cwd=None, **environment):
+        program = ["-m", "experiments.pretrain"] if code is None else ["-c", code]
+        argv = [sys.executable, *program]
         if processes > 1:
-            launch = ["-m", "experiments.launch", f"--processes={processes}", "--"]
-            argv = [sys.executable, *launch, *argv]
+            argv = [sys.executable, *LAUNCH, f"--processes={processes}", "--", *argv]
         return subprocess.Popen(
             [*argv, f"--data={folder}", f"--out={out}", *FLAGS, *flags],
             env=shared | environment,
+            cwd=cwd,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
         )
 
     return start
+
+
+@pytest.fixture(scope="session")
+def together():
+    """Runs code as two processes, which must succeed, and returns what they print."""
+
+    def run(code):
+        argv = [sys.executable, *LAUNCH, "--", sys.executable, "-c", code]
+        found = subprocess.run(argv, capture_output=True, text=True, timeout=120)
+        assert found.returncode == 0, found.stderr
+        return found.stdout
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,8 @@
 """Runs that go on upon other devices, and in another number of processes."""
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -58,6 +60,63 @@ def test_from_two_processes_onto_one(
     finish(two, status=75)
     finish(command(out, BF16))
     assert_near(out, undisturbed)
+
+
+UNLIKE = """
+import os, sys, time
+me = int(os.environ["JAX_PROCESS_ID"])
+os.environ["TZ"] = f"UTC-{me}"
+time.tzset()
+from experiments import pretrain
+prepare = pretrain.prepare
+def prepare_late(*args):
+    time.sleep(2 * me)
+    return prepare(*args)
+pretrain.prepare = prepare_late
+of_one = os.environ.get("OF_ONE", "").split()
+sys.exit(pretrain.main(sys.argv[1:] + of_one * me))
+"""
+
+
+@pytest.fixture
+def unlike(command, tmp_path):
+    """Starts two processes, of which the second is late and in another time zone."""
+
+    def start(out, **environment):
+        flags = (BF16, "--distributed", "--mesh=data=2", "--resume=never", "--steps=4")
+        root = str(Path(__file__).parents[2])
+        environment |= {"PYTHONPATH": root}
+        return command(
+            out, *flags, processes=2, code=UNLIKE, cwd=tmp_path, **environment
+        )
+
+    return start
+
+
+def test_processes_come_onto_one_folder_and_then_refuse_it(unlike, finish, tmp_path):
+    finish(unlike(""))
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert list(losses(folder)) == [1, 2, 3, 4]
+    error = finish(unlike(folder), status=2)
+    assert error.startswith("[0] error: --out: must be a new or an empty folder")
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("of_one", "message"),
+    [
+        ("--data=nowhere", "process 1: read_documents: source must be"),
+        ("--steps=5", "process 1: .* process 0 has config.run.steps=4, not 5"),
+        ("--out=there", "process 1: .* process 0 has --out=.*/here., not .*/there"),
+        ("--mesh=fsdp=2", 'process 1: .* process 0 has --mesh="data=2", not "fsdp=2"'),
+    ],
+)
+def test_what_one_process_is_wrong_about_comes_onto_one_line(
+    unlike, finish, tmp_path, of_one, message
+):
+    error = finish(unlike("here", OF_ONE=of_one), status=2)
+    assert re.match(rf"\[0\] error: {message}", error) and error.count("\n") == 1
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_process_that_waits_in_vain_says_so(command, finish, tmp_path):
