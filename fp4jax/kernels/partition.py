@@ -12,7 +12,8 @@ from jax.experimental.custom_partitioning import (
     SdyShardingRule,
     custom_partitioning,
 )
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 # The mesh axes over which each axis of an array is spread.
 Spread = tuple[tuple[str, ...], ...]
@@ -44,6 +45,28 @@ def partitioned(
         decode_shardings=False,  # which fails where an axis of the mesh is split
     )
     return operation
+
+
+def everywhere(function: Callable[..., jax.Array]) -> Any:
+    """Returns a function as an operation that every device of a program computes."""
+
+    def partition(mesh: Mesh, arguments: Any, _: Any):
+        if mesh.empty:
+            x = jax.tree.leaves(arguments)[0]
+            mesh = mesh_of(x.sharding, x.shape, ())
+        whole = NamedSharding(mesh, P())
+        return mesh, function, whole, jax.tree.map(lambda _: whole, arguments)
+
+    def rule(_: Mesh, arguments: Any, results: Any) -> SdyShardingRule:
+        def mappings(of: str, arrays: Any) -> tuple[ArrayMapping, ...]:
+            axes = enumerate(range(len(x.shape)) for x in arrays)
+            return tuple(ArrayMapping(*(f"{of}{i}_{j}" for j in js)) for i, js in axes)
+
+        operands, found = mappings("a", arguments), mappings("b", results)
+        inside = [factor for mapping in (*operands, *found) for factor in mapping]
+        return rule_of(operands, found, sizes={}, inside=inside)
+
+    return partitioned(function, partition, rule)
 
 
 def rule_of(

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 import fp4jax
 from fp4jax import recipes
 from fp4jax.kernels.choice import KERNELS, Kernels
-from fp4jax.kernels.partition import mesh_of, spread_of
+from fp4jax.kernels.partition import everywhere, mesh_of, spread_of
 from fp4jax.kernels.quantize import quantize, quantize_blocks, reference
 from fp4jax.numerics.groups import Groups
 from tests.kernels.cases import (
@@ -48,6 +48,16 @@ def test_a_sharding_is_read_back_in_names(spec):
     expected = [n or () for n in (*spec, None, None, None)][:3]
     expected = [n if isinstance(n, tuple) else (n,) for n in expected]
     assert spread_of(sharding, (16, 16, 16), AUTO) == tuple(expected)
+
+
+@pytest.mark.parametrize("spec", [None, P("a"), P(None, ("a", "b"))], ids=str)
+def test_what_nothing_divides_is_computed_by_every_device(spec):
+    x, counts = jnp.arange(64.0).reshape(8, 8), {"first": jnp.arange(8), "one": 2.0}
+    product = lambda x, counts: x @ x + counts["first"][:, None] * counts["one"]
+    given = x if spec is None else jax.device_put(x, NamedSharding(AUTO, spec))
+    compiled = jax.jit(everywhere(product)).lower(given, counts).compile()
+    assert compiled.output_shardings.is_fully_replicated
+    np.testing.assert_array_equal(compiled(given, counts), product(x, counts))
 
 
 def test_a_part_of_a_mesh_axis_has_no_name():

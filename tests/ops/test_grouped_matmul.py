@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fp4jax import ragged_dot, recipes
-from fp4jax.kernels import devices, partition
+from fp4jax.kernels import devices
 from fp4jax.kernels.choice import KERNELS, Kernels
 from fp4jax.kernels.grouped_matmul import HOPPER, Hopper
 from fp4jax.kernels.tile import Tile
@@ -158,6 +158,20 @@ def test_kernels_are_lowered_for_hopper(peers):
 
 
 @mosaic
+def test_one_of_several_devices_multiplies_by_kernels():
+    assert jax.device_count() > 1
+    x = jax.ShapeDtypeStruct((TILES.of.size, 16, 128), jnp.bfloat16)
+    w = jax.ShapeDtypeStruct((4, 128, 128), jnp.bfloat16)
+
+    def rows(x, w):
+        with KERNELS(Kernels(products=HOPPER)):
+            return grouped_matmul.rows(x, w, TILES, axis=1, precision=None)
+
+    lowered = jax.jit(rows).trace(x, w).lower(lowering_platforms=("cuda",))
+    assert "custom_call @mosaic_gpu" in lowered.as_text()
+
+
+@mosaic
 @pytest.mark.parametrize(
     "shape, sizes, dtype, precision",
     [
@@ -173,8 +187,11 @@ def test_what_kernels_do_not_take(shape, sizes, dtype, precision):
     supports = Hopper(interpreted=True).supports
     x = jnp.zeros((8, 16, 128), jnp.bfloat16)
     assert supports(x, (128, 128), None)
-    # No rule divides them over devices.
-    assert HOPPER.supports(x, (128, 128), None) == (jax.device_count() == 1)
+    assert HOPPER.supports(x, (128, 128), None)
+    with jax.set_mesh(jax.make_mesh((2,), "a")):  # no rule divides them over devices
+        spread = jax.device_put(x, jax.P("a"))
+        supports_parts = HOPPER.supports(spread, (128, 128), None)
+    assert not supports_parts
     assert not supports(jnp.zeros(shape, dtype), sizes, precision)
 
 
@@ -195,7 +212,7 @@ def loss(x, w):
 
 
 @mosaic
-def test_kernels_of_the_context_multiply_what_they_support(monkeypatch):
+def test_kernels_of_the_context_multiply_what_they_support():
     calls = []
 
     def noted(name):
@@ -209,7 +226,6 @@ def test_kernels_of_the_context_multiply_what_they_support(monkeypatch):
     x, w = jnp.ones((256, 128), jnp.bfloat16), jnp.ones((3, 128, 256), jnp.bfloat16)
     with KERNELS(Kernels(products=grouped_matmul.SCAN)):
         scan = jax.jit(loss).trace(x, w).lower(lowering_platforms=("cuda",)).as_text()
-    monkeypatch.setattr(partition, "is_whole", lambda mesh: True)
     with KERNELS(Kernels(products=kernels)):
         lowered = jax.jit(loss).trace(x, w).lower(lowering_platforms=("cuda",))
         jax.eval_shape(loss, x[:, :40], w[:, :40])  # no whole blocks: by the scan

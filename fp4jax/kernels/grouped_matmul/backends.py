@@ -57,7 +57,7 @@ class Hopper:
             )
         t, a, _ = x.shape
         return (
-            (self.interpreted or partition.is_whole(jax.typeof(x).sharding.mesh))
+            (self._has_whole(x) or jax.typeof(x).sharding.mesh.empty)
             and x.dtype == jnp.bfloat16
             and precision is None
             and all(size % _MULTIPLE == 0 and size for size in sizes)
@@ -83,7 +83,8 @@ class Hopper:
             count=groups.count,
         )
         segments = Segments.of(groups, a, most=tile.m)
-        y = _operation(product)(x.reshape(t * a, k), w, segments)
+        multiply = _operation(product, has_whole=self._has_whole(x))
+        y = multiply(x.reshape(t * a, k), w, segments)
         return y.reshape(t, a, n).astype(dtype)
 
     def weights(
@@ -102,8 +103,16 @@ class Hopper:
             interpret=self._interpreter,
         )
         sums = Sums.of(groups, a, most=tile.k)
+        multiply = _operation(product, has_whole=self._has_whole(x))
         x, dy = x.reshape(t * a, k), dy.reshape(t * a, n)
-        return _operation(product)(x, dy, sums).astype(dtype)
+        return multiply(x, dy, sums).astype(dtype)
+
+    def _has_whole(self, x: jax.Array) -> bool:
+        """Returns whether a device is known to have all of an array, or its part.
+
+        Without a mesh it is one of several, as most often, or all of them are.
+        """
+        return self.interpreted or partition.is_whole(jax.typeof(x).sharding.mesh)
 
     def _tile(self, kernel: str, elements: int, n: int) -> Tile:
         return (self.tile or block_sizes.best(kernel, elements)).dividing(n)
@@ -125,8 +134,8 @@ def _written(dtype: Any) -> Any:
 
 # Under `jax.vmap` it is what it is lane by lane.
 @functools.cache
-def _operation(product: Any) -> Any:
-    return sequential_vmap(product)
+def _operation(product: Any, *, has_whole: bool) -> Any:
+    return sequential_vmap(product if has_whole else partition.everywhere(product))
 
 
 HOPPER = Hopper().products
