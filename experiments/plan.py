@@ -1,14 +1,14 @@
-"""What a run would take: memory, communication and time, without its devices.
+r"""What a run would take: memory, communication and time, without its devices.
 
-python -m experiments.plan --model dense_1p5b --policy ufp4 --mesh fsdp=8 --batch 64
+python -m experiments.plan --model dense_1p5b --policy ufp4 --mesh fsdp=8 \
+    --batch 64 --sequence 4096
 """
 
 import dataclasses
 import math
 import os
 import sys
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import jax
@@ -17,13 +17,20 @@ from jax.sharding import Mesh
 from rich.table import Table
 
 from experiments import presets, pretrain, terminal
+from experiments.bill import bill
 from experiments.devices import DEVICES
 from experiments.estimate import Estimate, estimate
 from experiments.footprint import PACKED, Footprint, measure
-from experiments.presets import ExperimentConfig
-from fp4jax import models, sharding
+from experiments.presets import ExperimentConfig, RunConfig
+from fp4jax import models, policies, sharding
+from fp4jax.data import DataConfig
 
-GIB = 2**30
+# Options that are fields of the configuration.
+_PATHS = {
+    "batch": "data.batch_size",
+    "sequence": "data.sequence_length",
+    "microbatches": "run.microbatches",
+}
 _MOST = 2**11  # devices of a CPU; XLA takes those beyond for other processes'
 
 
@@ -34,7 +41,8 @@ class Arguments:
     No array is made. The program is that of the CPU's compiler for so many virtual
     devices. What it sends is what accelerators send, but that a CPU sends bfloat16 as
     float32, and takes the sum of all for a part of it. Its peak memory is above that of
-    accelerators, whose products take operands in bfloat16.
+    accelerators, whose products take operands in bfloat16. The table says what each of
+    its rows means, and whether the step fits in the memory of a device.
     """
 
     model: str = presets.MODEL
@@ -43,11 +51,11 @@ class Arguments:
     """its policy, likewise."""
     mesh: Annotated[str, tyro.conf.arg(metavar="AXIS=N,...")] = "data=1"
     """devices, likewise."""
-    batch: int = 64
+    batch: int = DataConfig.batch_size
     """rows of a batch, on all devices together."""
-    sequence: int = 4096
+    sequence: int = DataConfig.sequence_length
     """tokens of a row."""
-    microbatches: int = 1
+    microbatches: int = RunConfig.microbatches
     """parts in which a batch is processed."""
     device: str = "H100"
     """what the devices are: H100, H200, B200 or MI350."""
@@ -61,8 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status."""
     arguments = tyro.cli(Arguments, prog="python -m experiments.plan", args=argv)
     try:
-        config = configure(arguments)
         sizes = sharding.parse_mesh(arguments.mesh)
+        check(arguments, sizes)
+        config = configure(arguments)
         make_devices(math.prod(sizes.values()))
         mesh = pretrain.parse_mesh(arguments.mesh, config) or sharding.make_mesh()
         table = plan(config, mesh=mesh, device=arguments.device)
@@ -91,16 +100,36 @@ def make_devices(count: int) -> None:
     jax.config.update("jax_num_cpu_devices", count)
 
 
+def check(arguments: Arguments, sizes: Mapping[str, int]) -> None:
+    """Raises ValueError for an option that cannot be planned.
+
+    Args:
+      arguments: of the command.
+      sizes: of the axes of its mesh.
+    """
+    presets.known(arguments.device, DEVICES, flag="--device")
+    presets.known(arguments.policy, policies.PRESETS, flag="--policy")
+    for option, path in _PATHS.items():
+        if (value := getattr(arguments, option)) < 1:
+            raise ValueError(f"--{option}: must be at least 1, got {value}.")
+        if any(text.partition("=")[0] == path for text in arguments.set):
+            raise ValueError(f"--set: {path} follows --{option}; give that instead.")
+    parts = arguments.microbatches
+    shards = math.prod(sizes.get(axis, 1) for axis in sharding.RULES["batch"])
+    if arguments.batch % (parts * shards):
+        raise ValueError(
+            f"--batch: must be a multiple of {parts * shards}, that is of "
+            f"--microbatches={parts} times {shards} along data, fsdp and expert of "
+            f"--mesh, got {arguments.batch}."
+        )
+
+
 def configure(arguments: Arguments) -> ExperimentConfig:
     """Returns the experiment that the arguments describe.
 
     Raises:
-      ValueError, TypeError: as `presets.resolve`; an unknown device.
+      ValueError, TypeError: as `presets.resolve`.
     """
-    if arguments.device not in DEVICES:
-        raise ValueError(
-            f"--device: must be one of {', '.join(DEVICES)}, got {arguments.device!r}."
-        )
     return presets.of_batch(
         arguments.model,
         arguments.batch,
@@ -141,46 +170,17 @@ def forecast(
 def plan(config: ExperimentConfig, *, mesh: Mesh, device: str) -> Table:
     """Returns what each device of a mesh needs and does, as a table."""
     footprint, seconds = forecast(config, mesh=mesh, device=device)
-    kind = DEVICES[device]
     length = config.data.sequence_length
     tokens = config.data.batch_size * length
     flops = tokens * models.flops_per_token(config.model, sequence_length=length)
-    best, worst = seconds.bounds
-    peak = flops / mesh.size / kind.flops
-    table = Table(title=f"{mesh.size} x {device}, {kind.memory:.0f} GiB; each of them:")
-    table.add_column("what")
-    table.add_column("how much", justify="right")
-    for name, value in {
-        **_sizes(footprint),
-        "FLOPs of the model in a step": f"{flops / mesh.size:.3e}",
-        **_times(seconds),
-        "seconds of a step": f"{best:.3f} to {worst:.3f}",
-        "tokens/s of all": f"{tokens / worst:,.0f} to {tokens / best:,.0f}",
-        "utilization": f"{peak / worst:.1%} to {peak / best:.1%}",
-    }.items():
-        table.add_row(name, value)
-    return table
-
-
-def _sizes(footprint: Footprint) -> dict[str, str]:
-    sent = Counter()
-    for each in footprint.collectives:
-        sent[f"{each.kind} in a step"] += each.bytes * each.times
-    sizes = {
-        "parameters": footprint.params,
-        "optimizer": footprint.optimizer,
-        "residuals": footprint.residuals,
-        "these and gradients": footprint.least,
-        "peak, as a CPU has it": footprint.peak,
-        **sent,
-    }
-    return {name: f"{size / GIB:.3f} GiB" for name, size in sizes.items()}
-
-
-def _times(seconds: Estimate) -> dict[str, str]:
-    return {
-        f"seconds of {name}": f"{value:.4f}" for name, value in vars(seconds).items()
-    }
+    return bill(
+        footprint,
+        seconds,
+        kind=DEVICES[device],
+        devices=mesh.size,
+        tokens=tokens,
+        flops=flops,
+    )
 
 
 if __name__ == "__main__":

@@ -180,9 +180,9 @@ def resolve(
       ValueError: an unknown name or path, or a value outside its range.
       TypeError: a value that its field's type cannot hold.
     """
-    shape = models.PRESETS[_known(model, models.PRESETS, flag="--model")]
+    shape = models.PRESETS[known(model, models.PRESETS, flag="--model")]
     for name in policy_names:
-        _known(name, policies.PRESETS, flag="--policies")
+        known(name, policies.PRESETS, flag="--policies")
     config = ExperimentConfig(
         model=shape,
         data=DataConfig(source=data, vocab_size=shape.vocab_size),
@@ -336,9 +336,10 @@ def _at_least(config: Any, **bounds: float) -> None:
             )
 
 
-def _known(name: str, known: Iterable[str], *, flag: str) -> str:
-    if name not in known:
-        raise ValueError(f"{flag}: must be one of {', '.join(known)}, got {name!r}.")
+def known(name: str, names: Iterable[str], *, flag: str) -> str:
+    """Returns a name, or raises ValueError for what is none of those of an option."""
+    if name not in names:
+        raise ValueError(f"{flag}: must be one of {', '.join(names)}, got {name!r}.")
     return name
 
 

@@ -157,10 +157,17 @@ def test_devices_share_the_work_of_experts(axis):
     [
         (["--device=T4"], "--device: must be one of H100, H200, B200, MI350, got 'T4'"),
         (["--model=huge"], "--model: must be one of"),
-        (["--policy=fp3"], "--policies: must be one of"),
+        (["--policy=fp3"], "--policy: must be one of"),
         (["--mesh=rows=2"], "mesh must read AXIS=N"),
-        (["--batch=0"], "batch_size"),
-        (["--mesh=data=4096"], "--mesh: must have at most 2048 devices, got 4096"),
+        (["--batch=0"], "--batch: must be at least 1, got 0"),
+        (["--batch=63", "--mesh=fsdp=8"], "--batch: must be a multiple of 8, that is"),
+        (["--batch=8", "--microbatches=3"], "of --microbatches=3 times 1 along data"),
+        (["--set=data.batch_size=4"], "data.batch_size follows --batch; give that"),
+        (["--set=run.microbatches=2"], "run.microbatches follows --microbatches"),
+        (
+            ["--mesh=data=4096", "--batch=4096"],
+            "--mesh: must have at most 2048 devices, got 4096",
+        ),
     ],
 )
 def test_a_bad_argument_is_one_sentence(argv, message, capsys):
