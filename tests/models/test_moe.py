@@ -109,8 +109,8 @@ def test_a_shared_expert_sees_every_token():
     @nnx.jit
     def both(layer):
         y, _ = layer(X)
-        routing = layer.router(X)
-        return y, layer._routed(X, routing) + layer.shared(X)
+        of_experts, _ = layer._routed(X, layer.router(X))
+        return y, of_experts + layer.shared(X)
 
     np.testing.assert_array_equal(*both(layer))
 
