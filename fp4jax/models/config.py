@@ -42,7 +42,8 @@ class MoEConfig:
       aux_weight: of the loss that balances the experts; 0: there is none.
       bias_rate: by which a step moves the bias that balances the choice; 0: no bias.
       capacity_factor: room that a device has for the tokens of each other, over an
-        equal share of them; what is beyond it is dropped. 0: for all, none is dropped.
+        equal share of them; what is beyond it is dropped. 0: for all, none is dropped,
+        nor where no mesh spreads experts.
 
     Raises:
       ValueError: a size that is no positive integer, more chosen experts than there

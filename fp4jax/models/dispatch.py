@@ -75,10 +75,11 @@ class Dispatch:
         labels = ((device // tensors) * here + expert) * b + row
         num_groups = parts * here * b
         labels = jnp.where(device % tensors == tensor, labels, num_groups).reshape(-1)
-        share = math.ceil(capacity_factor * labels.size / (parts * tensors))
-        part_rows = share if is_spread and share else None
+        room = None
+        if is_spread and capacity_factor:
+            room = math.ceil(capacity_factor * labels.size / (parts * tensors))
         tiles = Tiles.of_labels(
-            labels, num_groups, rows=rows, parts=parts, part_rows=part_rows
+            labels, num_groups, rows=rows, parts=parts, part_rows=room
         )
         of = jnp.where(tiles.of < num_groups, tiles.of // b % here, here)
         num_rows = b * t * top_k
@@ -90,10 +91,9 @@ class Dispatch:
             needed, of = _needed(of, here), _exchanged(of)
             sizes, positions = (needed, _needed(of, here)), _exchanged(positions)
         dropped = jnp.zeros(b, jnp.int32)
-        if part_rows is not None:
-            is_dropped = (labels < num_groups) & (tiles.of_row >= tiles.of_place.size)
-            dropped = jnp.sum(is_dropped.reshape(b, -1), 1, jnp.int32)
-            dropped = lax.psum(dropped, TENSOR)
+        if room is not None:
+            has_group = (labels < num_groups).reshape(b, -1)
+            dropped = lax.psum(_without_place(tiles, has_group), TENSOR)
         axes = (DATA, FSDP) if is_spread else ()
         groups = Groups.of_entries(of, here, axes)
         return cls(tiles, groups, positions, shards * num_rows, sizes, dropped)
@@ -124,6 +124,12 @@ class Dispatch:
         y = y.astype(jnp.float32).reshape(*weights.shape, -1) * weights[..., None]
         y = jnp.sum(y, 2)
         return y if self.sizes is None else lax.psum(y, TENSOR)
+
+
+def _without_place(tiles: Tiles, has_group: jax.Array) -> jax.Array:
+    """Returns how many of the choices [b, ...] that have a group have no place, [b]."""
+    has_none = (tiles.of_row >= tiles.of_place.size).reshape(has_group.shape)
+    return jnp.sum(has_group & has_none, 1, jnp.int32)
 
 
 def _needed(of: jax.Array, count: int) -> jax.Array:

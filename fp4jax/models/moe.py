@@ -8,7 +8,7 @@ in tiles by `dispatch`; where a mesh spreads experts, each device computes its o
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -125,15 +125,17 @@ class MoE(nnx.Module):
         """Returns what `_mixture` does, of all devices."""
         layers = [layer for layer in (self.gate, self.up, self.down) if layer]
         recipes = (layer.recipe for layer in layers)
-        options = {
-            "count": self.config.num_experts,
-            "rows": math.lcm(*(tile_rows(recipe) for recipe in recipes if recipe)),
-            "is_spread": expert_parallel.is_spread(layers, len(x)),
-            "capacity_factor": self.config.capacity_factor,
-        }
-        mixture = functools.partial(_mixture, **options)
+        is_spread = expert_parallel.is_spread(layers, len(x))
+        dispatch_of = functools.partial(
+            Dispatch.of,
+            count=self.config.num_experts,
+            rows=math.lcm(*(tile_rows(recipe) for recipe in recipes if recipe)),
+            is_spread=is_spread,
+            capacity_factor=self.config.capacity_factor,
+        )
+        mixture = functools.partial(_mixture, dispatch_of=dispatch_of)
         tokens = (x, routing.experts, routing.weights)
-        if options["is_spread"]:
+        if is_spread:
             return expert_parallel.over_devices(mixture, layers, *tokens)
         return mixture(layers, *tokens)
 
@@ -144,22 +146,13 @@ def _mixture(
     experts: jax.Array,
     weights: jax.Array,
     *,
-    count: int,
-    rows: int,
-    is_spread: bool,
-    capacity_factor: float,
+    dispatch_of: Callable[[jax.Array], Dispatch],
 ) -> tuple[jax.Array, jax.Array]:
     """Returns the weighted sums [b, t, d] of the experts of tokens x [b, t, d].
 
     And how many choices were dropped of each row, int32 [b].
     """
-    dispatch = Dispatch.of(
-        experts,
-        count,
-        rows=rows,
-        is_spread=is_spread,
-        capacity_factor=capacity_factor,
-    )
+    dispatch = dispatch_of(experts)
 
     def linear(layer: GroupedLinear, x: jax.Array, **packed: Any) -> jax.Array:
         y = layer(
@@ -171,6 +164,7 @@ def _mixture(
         )
         # A device has room for the tokens of all that share experts with it, most of it
         # unused: more than is kept until the backward pass.
+        is_spread = dispatch.sizes is not None
         return y if is_spread else checkpoint_name(y, LINEAR_OUTPUT)
 
     *gate, up, down = layers

@@ -177,6 +177,7 @@ def _float32_on_cpu(
     return lax.platform_dependent(a, b, groups, cpu=on_cpu, default=product)
 
 
+# The scan over tiles on every device, Hopper GPUs too.
 SCAN = Products(lambda *_: False, scan_rows, scan_weights)
 # By `lax.ragged_dot_general`, which does not know every `jax.vmap`.
 RAGGED = Products(

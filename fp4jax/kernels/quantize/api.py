@@ -71,10 +71,8 @@ def quantize(
     _check_outputs(outputs)
     arguments.check(x, quantizer, key=key, amax=amax)
     axis, other = arguments.checked_axes(x, quantizer, axis=axis, other=other)
-    way, inputs = (
-        Way(quantizer, tuple(outputs), axis, other, site),
-        Inputs(key, amax, start),
-    )
+    way = Way(quantizer, tuple(outputs), axis, other, site)
+    inputs = Inputs(key, amax, start)
     backend = None if implementation == "xla" else _backend(x, way, implementation)
     if backend is None:
         with partition.explaining(x, way):
