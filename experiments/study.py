@@ -13,7 +13,7 @@ import contextlib
 import fcntl
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,7 @@ class Results:
 
 
 @contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def _locked(path: Path) -> Generator[None]:
     """Keeps a file from other processes that add rows to it."""
     with open(path, "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -7,15 +7,14 @@ has a task of its own.
 """
 
 import dataclasses
-import functools
 import os
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 
 import jax
 
@@ -85,7 +84,8 @@ def perform_all(queue: Sequence[Task], *, jobs: int) -> int:
 
     Args:
       queue: the tasks, the most important first.
-      jobs: processes that there are at a time, on all GPUs together.
+      jobs: processes that there are at a time on all GPUs together, if need be a few
+        more, so that each GPU has as many.
 
     Returns:
       How many of the tasks these are.
@@ -95,9 +95,15 @@ def perform_all(queue: Sequence[Task], *, jobs: int) -> int:
     devices = _gpus() if jobs > 1 else []
     if len(devices) < 2:
         return _perform(queue, jobs=jobs, device=None)
-    each = functools.partial(_perform, _Shared(queue), jobs=-(-jobs // len(devices)))
+    waiting, jobs = SimpleQueue[Task | None](), -(-jobs // len(devices))
+    for task in (*queue, *[None] * len(devices)):  # None ends what a GPU takes
+        waiting.put(task)
+
+    def perform(device: str) -> int:
+        return _perform(iter(waiting.get, None), jobs=jobs, device=device)
+
     with ThreadPoolExecutor(len(devices)) as pool:
-        return sum(pool.map(lambda device: each(device=device), devices))
+        return sum(pool.map(perform, devices))
 
 
 def _gpus() -> list[str]:
@@ -108,22 +114,6 @@ def _gpus() -> list[str]:
     if visible is not None:
         return visible.split(",")
     return [str(i) for i in range(jax.local_device_count())]
-
-
-class _Shared(Iterable[Task]):
-    """Tasks of which several threads take the next."""
-
-    def __init__(self, tasks: Iterable[Task]):
-        self._lock, self._tasks = threading.Lock(), iter(tasks)
-
-    def __iter__(self) -> Iterator[Task]:
-        while True:
-            with self._lock:
-                try:
-                    task = next(self._tasks)
-                except StopIteration:
-                    return
-            yield task
 
 
 def _perform(tasks: Iterable[Task], *, jobs: int, device: str | None) -> int:
