@@ -12,7 +12,7 @@ from fp4jax.kernels import partition
 from fp4jax.kernels.choice import Kernels
 from fp4jax.kernels.exchange import DENSE
 from fp4jax.kernels.quantize import XLA
-from fp4jax.ops.grouped_matmul import RAGGED
+from fp4jax.ops.grouped_matmul import RAGGED, SCAN
 
 
 def test_writes_rows_versions_and_device(tmp_path, capsys, monkeypatch):
@@ -140,6 +140,7 @@ def test_without_a_yardstick_there_is_no_rate(capsys, monkeypatch):
 
 def test_names_choose_kernels():
     assert chosen.choice() == Kernels()
+    assert chosen.choice(grouped="scan") == Kernels(products=SCAN)
     found = chosen.choice(
         grouped="ragged", quantize="xla", packed="mosaic", exchange="dense"
     )

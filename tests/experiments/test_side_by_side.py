@@ -24,9 +24,24 @@ def test_a_process_that_is_killed_is_not_waited_for():
         list(side_by_side(die, [(0, 0), (1, 0)], jobs=1))
 
 
-@pytest.mark.parametrize("name", ["families", "user_models"])
+studies = pytest.mark.parametrize("name", ["families", "user_models"])
+
+
+@studies
 def test_no_jobs_is_one_sentence(name, capsys):
     study = importlib.import_module(f"experiments.{name}.run")
     with pytest.raises(SystemExit):
         study.main(["--jobs=0"])
     assert "--jobs must be positive, got 0" in capsys.readouterr().err
+
+
+@studies
+def test_a_study_that_lost_a_process_says_so(name, tmp_path, monkeypatch, capsys):
+    def lost(function, tasks, *, jobs):
+        raise ChildProcessError("a process ended")
+        yield
+
+    study = importlib.import_module(f"experiments.{name}.run")
+    monkeypatch.setattr(study, "side_by_side", lost)
+    assert study.main([f"--out={tmp_path / 'results'}"]) == 1
+    assert capsys.readouterr().err == "error: a process ended\n"

@@ -1,5 +1,6 @@
 import math
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -7,7 +8,7 @@ from fp4jax import recipes
 from fp4jax.kernels import block_sizes
 from fp4jax.kernels.block_sizes import TABLE, best
 from fp4jax.kernels.devices import WARPGROUP
-from fp4jax.kernels.quantize import Output, Way
+from fp4jax.kernels.quantize import Inputs, Output, Way
 from fp4jax.kernels.view import View
 from tests.kernels.cases import mosaic
 
@@ -52,3 +53,20 @@ def test_what_takes_more_registers_has_an_entry(name, site, outputs, axis, kerne
 
     quantizer = getattr(getattr(recipes, name)().wgrad, site)
     assert mosaic.kernel_of(Way(quantizer, (outputs,), axis), axis) == kernel
+
+
+@mosaic
+@pytest.mark.parametrize("is_alone, width", [(True, 1), (False, 4)])
+def test_one_kernel_for_both_axes_has_an_entry(is_alone, width, monkeypatch):
+    from fp4jax.kernels.quantize import mosaic
+
+    sizes = block_sizes.ELSEWHERE | {"rows_and_columns": ((math.inf, 4),)}
+    monkeypatch.setattr(block_sizes, "TABLE", {"cpu": sizes})
+    way, seen = Way(recipes.ufp4().fprop.x, (Output.OPERAND,), 1), []
+
+    def task(x):
+        _, found = mosaic._task(x, way, Inputs(), is_alone=is_alone, interpret=None)
+        seen.append(found.geometry.width)
+
+    jax.eval_shape(task, jnp.zeros((4 * WARPGROUP, 64)))
+    assert seen == [width]
