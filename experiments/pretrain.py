@@ -117,12 +117,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     with Stop() as stop:
         try:
             return run(arguments, argv, stop)
-        except (Stopped, KeyboardInterrupt):
+        except (Stopped, KeyboardInterrupt) as reason:
             is_term = stop.signal == signal.SIGTERM
-            return arguments.stop_status if is_term else 130
+            status = arguments.stop_status if is_term else 130
+            return status if isinstance(reason, Stopped) else processes.leave(status)
         except Exception:
             traceback.print_exc()
-            return _CRASHED
+            return processes.leave(_CRASHED)
 
 
 def run(arguments: Arguments, argv: Sequence[str], stop: Stop) -> int:
@@ -184,7 +185,7 @@ def run(arguments: Arguments, argv: Sequence[str], stop: Stop) -> int:
             raise
         except (ValueError, OSError) as error:
             print(f"error: {error}", file=sys.stderr)
-            return _CRASHED if isinstance(error, OSError) else 2
+            return processes.leave(_CRASHED if isinstance(error, OSError) else 2)
         failures = folder.failed_checkpoints
     console = terminal.console(100)
     console.print(report.table(found))

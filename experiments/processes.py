@@ -54,6 +54,19 @@ def initialize(*, timeout: int) -> None:
         limit.cancel()
 
 
+def leave(status: int) -> int:
+    """Returns the exit status of a failure that other processes may not have.
+
+    Of several processes, this one ends here: at its usual end JAX would have it wait
+    for the others, which wait for it in a collective.
+    """
+    if jax.distributed.is_initialized():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
 def _give_up(timeout: int, count: str | None, number: str | None) -> None:
     """Ends the process, whose main thread is inside a call that does not return."""
     print(

@@ -2,6 +2,8 @@
 
 import json
 import re
+import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -74,6 +76,16 @@ def prepare_late(*args):
     return prepare(*args)
 pretrain.prepare = prepare_late
 of_one = os.environ.get("OF_ONE", "").split()
+from experiments.trial import Run
+def fail(run):
+    raise OSError("no disk")
+def hang(run):
+    open("hung", "w").close()
+    while True:
+        time.sleep(1)
+trained = os.environ.get("TRAINED")
+if me and trained:
+    Run._train = {"fail": fail, "hang": hang}[trained]
 sys.exit(pretrain.main(sys.argv[1:] + of_one * me))
 """
 
@@ -117,6 +129,23 @@ def test_what_one_process_is_wrong_about_comes_onto_one_line(
     error = finish(unlike("here", OF_ONE=of_one), status=2)
     assert re.match(rf"\[0\] error: {message}", error) and error.count("\n") == 1
     assert not any(tmp_path.iterdir())
+
+
+def test_where_one_fails_the_other_is_not_killed_while_it_waits(unlike, finish):
+    began = time.monotonic()
+    error = finish(unlike("here", TRAINED="fail"), status=70)
+    assert "[1] error: no disk\n" in error
+    assert time.monotonic() - began < 90
+
+
+def test_a_run_that_hangs_is_killed_while_it_waits(unlike, finish, wait_for, tmp_path):
+    hung = unlike("here", TRAINED="hang")
+    wait_for(lambda path: path.exists(), tmp_path / "hung", hung)
+    hung.terminate()
+    time.sleep(2)
+    assert hung.poll() is None
+    hung.terminate()
+    finish(hung, status=128 + signal.SIGKILL)
 
 
 def test_a_process_that_waits_in_vain_says_so(command, finish, tmp_path):
