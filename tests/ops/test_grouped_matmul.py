@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 from fp4jax import ragged_dot, recipes
 from fp4jax.kernels import devices
@@ -180,13 +181,14 @@ def test_one_of_several_devices_multiplies_by_kernels():
         ((8, 8, 128), (128, 128), jnp.bfloat16, None),
         ((4, 16, 128), (128, 128), jnp.bfloat16, None),
         ((8, 16, 128), (128, 128), jnp.float32, None),
-        ((8, 16, 128), (128, 128), jnp.bfloat16, "highest"),
+        ((8, 16, 128), (128, 128), jnp.bfloat16, "BF16_BF16_F32"),
     ],
 )
 def test_what_kernels_do_not_take(shape, sizes, dtype, precision):
     supports = Hopper(interpreted=True).supports
     x = jnp.zeros((8, 16, 128), jnp.bfloat16)
-    assert supports(x, (128, 128), None)
+    for met in (None, "highest", lax.Precision.DEFAULT, (lax.Precision.HIGH, None)):
+        assert supports(x, (128, 128), met)
     assert HOPPER.supports(x, (128, 128), None)
     with jax.set_mesh(jax.make_mesh((2,), "a")):  # no rule divides them over devices
         spread = jax.device_put(x, jax.P("a"))

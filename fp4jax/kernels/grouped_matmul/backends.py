@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.custom_batching import sequential_vmap
 
 from fp4jax.kernels import block_sizes, devices, partition
@@ -59,7 +60,7 @@ class Hopper:
         return (
             (self._has_whole(x) or jax.typeof(x).sharding.mesh.empty)
             and x.dtype == jnp.bfloat16
-            and precision is None
+            and _is_met(precision)
             and all(size % _MULTIPLE == 0 and size for size in sizes)
             and a % _ROWS == 0
             and t * a >= _MULTIPLE
@@ -125,6 +126,16 @@ class Hopper:
 def _with_peers(tile: Tile, neighbors: int) -> Tile:
     """Returns the tile, of as many peers as divide its neighbors along one side."""
     return dataclasses.replace(tile, peers=math.gcd(tile.peers, neighbors))
+
+
+def _is_met(precision: Any) -> bool:
+    """Returns whether products of bfloat16 with float32 sums have a precision.
+
+    They have any but an algorithm, for instance of float16 sums.
+    """
+    each = precision if isinstance(precision, tuple) else (precision,)
+    names = None, *lax.Precision, *(p.name.lower() for p in lax.Precision)
+    return all(p in names for p in each)
 
 
 def _written(dtype: Any) -> Any:
