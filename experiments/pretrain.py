@@ -106,14 +106,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit status."""
     argv = sys.argv[1:] if argv is None else argv
     arguments = parse(argv)
-    if arguments.distributed:
-        try:
-            processes.initialize(
-                timeout=arguments.wait
-            )  # first, as it takes SIGTERM for itself
-        except ValueError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
+    try:
+        if arguments.distributed:  # first, as JAX takes SIGTERM for itself
+            processes.initialize(timeout=arguments.wait)
+        else:
+            processes.check_alone()
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     with Stop() as stop:
         try:
             return run(arguments, argv, stop)

@@ -54,6 +54,15 @@ def initialize(*, timeout: int) -> None:
         limit.cancel()
 
 
+def check_alone() -> None:
+    """Raises ValueError if the environment makes this process one of several."""
+    if (count := os.environ.get(_NUMBERS[0], "1")) != "1":
+        raise ValueError(
+            f"--distributed: must be given to one of several processes, got "
+            f"{_NUMBERS[0]}={count} without it. Give it, or unset {_NUMBERS[0]}."
+        )
+
+
 def leave(status: int) -> int:
     """Returns the exit status of a failure that other processes may not have.
 

@@ -90,10 +90,13 @@ def make_mesh(**sizes: int) -> Mesh:
     shape = [sizes.get(axis, 1) for axis in AXES]
     size, count = math.prod(shape), jax.device_count()
     if not 1 <= size <= count or (jax.process_count() > 1 and size != count):
-        wanted = f"from 1 to {count}" if jax.process_count() == 1 else f"{count}"
+        many = f"at most the number of devices, {count}"
+        if jax.process_count() > 1:
+            many = f"the number of devices of all processes, {count}"
         raise ValueError(
-            "make_mesh: the product of the sizes must be the number of devices, "
-            f"{wanted}, got {size} ({', '.join(f'{k}={v}' for k, v in sizes.items())})."
+            f"make_mesh: the product of the sizes must be positive and {many}, "
+            f"got {size} ({', '.join(f'{k}={v}' for k, v in sizes.items())}). Change "
+            f"{' or '.join(sizes or AXES)}."
             f"{_VIRTUAL if size > count and jax.default_backend() == 'cpu' else ''}"
         )
     types = (AxisType.Auto,) * len(AXES)
@@ -216,7 +219,7 @@ def process_rows(mesh: Mesh) -> tuple[int, int]:
         raise ValueError(
             "process_rows: tensor must divide the devices of a process or be a "
             f"multiple of them, got {dict(mesh.shape)}, of which process {process} has "
-            f"the rows {mine}."
+            f"the rows {mine}. Change tensor, or the devices of each process."
         )
     return first // count, len(groups) // count
 
@@ -236,7 +239,8 @@ def shard_rows(batch: Mapping[str, Any], mesh: Mesh) -> dict[str, jax.Array]:
     if rows % shards:
         raise ValueError(
             "shard_rows: batch must have a multiple of as many rows as data, fsdp and "
-            f"expert have devices, {shards}, got {rows} rows."
+            f"expert have devices, {shards}, got {rows} rows. Change the rows, or a "
+            "size of the mesh."
         )
     return {
         name: jax.make_array_from_process_local_data(sharding, np.asarray(x))

@@ -22,7 +22,10 @@ def test_rows_are_spread():
 
 @pytest.mark.parametrize("size", [0, 9])
 def test_a_mesh_of_too_many_devices_raises(size):
-    message = f"from 1 to 8, got {size} .data={size}..{' A CPU is' if size else '$'}"
+    message = (
+        f"positive and at most the number of devices, 8, got {size} .data={size}.. "
+        f"Change data.{' A CPU is' if size else '$'}"
+    )
     with pytest.raises(ValueError, match=message):
         sharding.make_mesh(data=size)
 

@@ -1,5 +1,6 @@
 """How the state of a run lies on a mesh, and which meshes divide it."""
 
+import math
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
@@ -66,9 +67,12 @@ def check_mesh(model: Transformer, mesh: Mesh, *, tokens: int) -> None:
     """
     for name, axis, size in _sizes(model.config):
         if size % (shards := num_shards(axis, mesh)):
+            sizes = " or ".join(each for each in RULES[axis] if mesh.shape[each] > 1)
             raise ValueError(
                 f"check_mesh: {name} must be a multiple of {' * '.join(RULES[axis])} = "
-                f"{shards} of the mesh, got {name}={size}."
+                f"{shards} of the mesh, got {name}={size}. Give the mesh a smaller "
+                f"{sizes}, or the model another {name}, such as "
+                f"{math.ceil(size / shards) * shards}."
             )
     for layer in layers(model):
         for site, axis, multiple, size in _divided(layer, mesh, tokens=tokens):
@@ -76,7 +80,8 @@ def check_mesh(model: Transformer, mesh: Mesh, *, tokens: int) -> None:
                 raise ValueError(
                     f"check_mesh: {axis} of {layer.path!r} must be a multiple of "
                     f"{multiple} on a device, whole blocks and rotations of "
-                    f"{site.name}, got {size}. Divide it less."
+                    f"{site.name}, got {size}. Divide it less: give the mesh smaller "
+                    "sizes, or make the model or the batch larger."
                 )
 
 

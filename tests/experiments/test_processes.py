@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments import processes
+from experiments import pretrain, processes
 
 BF16 = "--policies=bf16"
 EIGHT = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"}
@@ -161,6 +161,13 @@ def test_a_process_that_waits_in_vain_says_so(command, finish, tmp_path):
         "error: --distributed: all 2 processes must come within 2 s"
     )
     assert error.count("\n") == 1 and not (tmp_path / "run").exists()
+
+
+def test_one_of_several_processes_must_be_told_so(monkeypatch, capsys):
+    processes.check_alone()
+    monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
+    assert pretrain.main(["--mesh=data=2"]) == 2
+    assert "got JAX_NUM_PROCESSES=2 without it. Give it" in capsys.readouterr().err
 
 
 def test_an_address_without_a_port_is_one_sentence(monkeypatch):

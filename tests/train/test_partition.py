@@ -235,7 +235,7 @@ def test_a_checkpoint_is_restored_onto_another_mesh(tmp_path):
             {"d_model": 36},
             "d_model must be a multiple of fsdp . expert = 8",
         ),
-        ({"tensor": 2}, {"vocab_size": 65}, "vocab_size=65"),
+        ({"tensor": 2}, {"vocab_size": 65}, "vocab_size=65. .* such as 66"),
         (
             {"tensor": 2},
             {"d_ff": 48},
