@@ -37,6 +37,12 @@ def test_it_is_not_written_to_twice_without_resume(tmp_path):
         Folder(tmp_path / "run", DESCRIPTION, resume=False)
 
 
+def test_all_processes_share_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("jax.process_index", lambda: 1)  # which makes no folder
+    with pytest.raises(ValueError, match="a folder that all processes share, got"):
+        Folder(tmp_path / "run", DESCRIPTION, resume=False)
+
+
 def test_another_configuration_is_refused_with_the_fields_that_differ(tmp_path):
     Folder(tmp_path, DESCRIPTION, resume=True).__exit__()
     other = changed(run={"steps": 6}) | {"corpus": "abd"}
