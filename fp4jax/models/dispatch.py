@@ -77,7 +77,8 @@ class Dispatch:
         labels = jnp.where(device % tensors == tensor, labels, num_groups).reshape(-1)
         room = None
         if is_spread and capacity_factor:
-            room = math.ceil(capacity_factor * labels.size / (parts * tensors))
+            share = min(1.0, capacity_factor / (parts * tensors))
+            room = math.ceil(share * labels.size)
         tiles = Tiles.of_labels(
             labels, num_groups, rows=rows, parts=parts, part_rows=room
         )

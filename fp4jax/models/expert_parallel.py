@@ -105,9 +105,10 @@ def _specs(state: nnx.State) -> Any:
             return _HELD
         if isinstance(variable, QuantizedWeight):
             # Codes, scales and amaxes are of experts; signs of a rotation are not.
-            count = variable.get_value().shape[0]
-            of_experts = lambda x: x.shape[:1] == (count,)
-            return jax.tree.map(lambda x: _EXPERTS if of_experts(x) else P(), variable)
+            is_signs = lambda path: path[-1] == jax.tree_util.GetAttrKey("signs")
+            return jax.tree_util.tree_map_with_path(
+                lambda path, x: P() if is_signs(path) else _EXPERTS, variable
+            )
         return P()
 
     return jax.tree.map(of, state, is_leaf=lambda x: isinstance(x, nnx.Variable))

@@ -1,5 +1,6 @@
 """Experts that are spread over a mesh compute what one device computes."""
 
+import dataclasses
 import functools
 import math
 
@@ -135,6 +136,15 @@ def test_tiles_that_no_token_needs_are_not_sent(name, sizes, monkeypatch):
         found, _ = compiled(recipe, **sizes)
     expected, _ = compiled(recipe, **sizes)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+@pytest.mark.breadth
+def test_signs_of_a_rotation_as_long_as_experts_are_many_are_whole(monkeypatch):
+    moe = dataclasses.replace(CONFIG.moe, num_experts=16)
+    monkeypatch.setitem(globals(), "CONFIG", dataclasses.replace(CONFIG, moe=moe))
+    # What enters the gradient of x is taken from codes that are rotated.
+    recipe = dataclasses.replace(recipes.ufp4(), source="fprop", dgrad=recipes.Dgrad())
+    check_equal(recipe, compiled(recipe, fsdp=2, expert=4)[0])
 
 
 def test_rows_that_no_mesh_divides_run_as_on_one_device():
