@@ -44,7 +44,7 @@ BREADTH = (
     r"ops/test_encoded_mesh.*(False|whole|changes_no)",
     r"kernels/test_scaled_matmul.*(every_kernel|columns|lanes|f32-1-1|INT2|TO_2|-UE5M3_FN)",
     r"ops/test_packed\.py.*(mxfp4|ti2d|weight)",
-    r"ops/test_(fp8.*path\[ufp4|kernels.*divide\[nvfp4|packed_weight.*equal_bit\w+\[nvf)",
+    r"ops/test_(fp8.*(path\[(ufp4|mxfp4)|explicit_axes\[n)|kernels.*divide\[nvfp4|packed_weight.*equal_bit\w+\[nvf)",
     r"recipes/test_(ti2d_oracle.*transposition\[\(33|fields.*\[ufp4-wgrad)",
     r"linen/test_inject.*(anew|inside_another|remat_ch|module_is_as|are_named|by_hand)",
     r"linen/test_state.*(no_jit|of_flax|scan_that_sh|pass_through|where_they_add)",
