@@ -184,7 +184,7 @@ def test_a_control_that_does_not_lose_fails_the_command(
         ),
         (
             ["--set=data.batch_size=64", "--mesh=data=64"],
-            "the number of devices, from 1 to 8, got 64 (data=64)",
+            "at most the number of devices, 8, got 64 (data=64)",
         ),
         (["--set=guard.max_skips=0"], "max_skips must be at least 1, got max_skips=0"),
         (["--set=checkpoint.keep_last=0"], "keep_last must be at least 1"),
