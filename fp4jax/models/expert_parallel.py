@@ -104,10 +104,12 @@ def _specs(state: nnx.State) -> Any:
         if isinstance(variable, Held):
             return _HELD
         if isinstance(variable, QuantizedWeight):
-            # Codes, scales and amaxes are of experts; signs of a rotation are not.
+            # Codes, scales and amaxes are of experts; signs of a rotation are not, be
+            # there as many, nor is a factor of all.
             is_signs = lambda path: path[-1] == jax.tree_util.GetAttrKey("signs")
             return jax.tree_util.tree_map_with_path(
-                lambda path, x: P() if is_signs(path) else _EXPERTS, variable
+                lambda path, x: P() if is_signs(path) or not x.ndim else _EXPERTS,
+                variable,
             )
         return P()
 
