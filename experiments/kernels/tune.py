@@ -92,19 +92,19 @@ _GROUPS, _TOKENS, _FEATURES = 64, 32768, 2048  # of those of groups
 # of kernels, each of which does a list, add up.
 _OPERAND, _PACKED = (Output.OPERAND,), (Output.CODES, Output.SCALES)
 _Timed = tuple[Any, tuple[Output, ...], int]  # the first a quantizer
-_NEAREST: tuple[_Timed, ...] = ((recipes.ufp4().fprop.x, _OPERAND, 0),)
-_DRAWN: tuple[_Timed, ...] = ((recipes.ufp4().wgrad.dy, _OPERAND, 0),)
+_NEAREST: _Timed = (recipes.ufp4().fprop.x, _OPERAND, 0)
+_DRAWN: _Timed = (recipes.ufp4().wgrad.dy, _OPERAND, 0)
 _E2M1: tuple[_Timed, ...] = (
     (recipes.nvfp4().wgrad.dy, _OPERAND, 0),
     (recipes.nvfp4().wgrad.x, _PACKED, 0),
 )
-_DOWN = [[each] for each in (*_NEAREST, *_E2M1)]
+_DOWN = [[each] for each in (_NEAREST, *_E2M1)]
 _ALONG = [[(quantizer, outputs, 1)] for ((quantizer, outputs, _),) in _DOWN]
 _TIMED: dict[Kernel, Sequence[Sequence[_Timed]]] = {
     "rows": _ALONG,
-    "columns": [[*_NEAREST], [*_DRAWN]],
+    "columns": [[_NEAREST], [_DRAWN]],
     "columns_e2m1": [[each] for each in _E2M1],
-    "rows_and_columns": [[(recipes.ufp4().dgrad.dy, _OPERAND, 1), *_DRAWN]],
+    "rows_and_columns": [[(recipes.ufp4().dgrad.dy, _OPERAND, 1), _DRAWN]],
     "triton_rows": _ALONG,
     "triton_columns": _DOWN,
 }
