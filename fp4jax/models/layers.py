@@ -194,7 +194,7 @@ class Embed(nnx.Module):
 
     def attend(self, x: jax.Array) -> jax.Array:
         """Returns the float32 logits [b, t, v] of x [b, t, d]."""
-        return _logits(x, self.embedding[...].T)
+        return _logits(x, self.embedding[...], axis=1)
 
 
 class Head(nnx.Module):
@@ -209,7 +209,7 @@ class Head(nnx.Module):
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Returns the float32 logits [b, t, v] of x [b, t, d]."""
-        return _logits(x, self.kernel[...])
+        return _logits(x, self.kernel[...], axis=0)
 
 
 def residual_std(config: ModelConfig) -> float:
@@ -223,31 +223,39 @@ def residual_std(config: ModelConfig) -> float:
     return 1 / math.sqrt(sum(len(PARTS[kind]) for kind in config.kinds))
 
 
-def _logits(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Returns the logits [b, t, v] of x [b, t, d] and a kernel [d, v]."""
-    logits = _head(gathered("embed", "vocab"), x, kernel)
-    return constrain(logits, "batch", None, "vocab")
+def _logits(x: jax.Array, kernel: jax.Array, *, axis: int) -> jax.Array:
+    """Returns the logits [b, t, v] of x [b, t, d] and a kernel, whose d is its axis."""
+    names = ("embed", "vocab") if axis == 0 else ("vocab", "embed")
+    return constrain(_head(gathered(*names), axis, x, kernel), "batch", None, "vocab")
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _head(gather: Gather | None, x: jax.Array, kernel: jax.Array) -> jax.Array:
-    """Returns the float32 sums of products of bfloat16 operands.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _head(
+    gather: Gather | None, axis: int, x: jax.Array, kernel: jax.Array
+) -> jax.Array:
+    """Returns the float32 sums of products of bfloat16 operands, backward too.
 
     The gradient of the kernel stays float32: that of a bfloat16 operand is rounded, and
     over parts of a batch once for each.
     """
-    return _sums(*_operands(gather, x, kernel), (((x.ndim - 1,), (0,)), ((), ())))
+    return _sums(*_operands(gather, x, kernel), (((x.ndim - 1,), (axis,)), ((), ())))
 
 
-def _head_fwd(gather: Gather | None, x: jax.Array, kernel: jax.Array):
-    return _head(gather, x, kernel), (x, kernel)
+def _head_fwd(gather: Gather | None, axis: int, x: jax.Array, kernel: jax.Array):
+    return _head(gather, axis, x, kernel), (x, kernel)
 
 
-def _head_bwd(gather: Gather | None, saved: tuple[jax.Array, jax.Array], g: jax.Array):
+def _head_bwd(
+    gather: Gather | None,
+    axis: int,
+    saved: tuple[jax.Array, jax.Array],
+    g: jax.Array,
+):
     x, kernel = _operands(gather, *saved)
-    dx = _sums(g, kernel, (((g.ndim - 1,), (1,)), ((), ())))
+    g = g.astype(ACTIVATION_DTYPE)
+    dx = _sums(g, kernel, (((g.ndim - 1,), (1 - axis,)), ((), ())))
     tokens = tuple(range(g.ndim - 1))
-    dkernel = _sums(x, g, ((tokens, tokens), ((), ())))
+    dkernel = _sums(*((x, g) if axis == 0 else (g, x)), ((tokens, tokens), ((), ())))
     if gather is not None:
         dkernel = gather.store(dkernel)
     return dx.astype(saved[0].dtype), dkernel.astype(saved[1].dtype)
