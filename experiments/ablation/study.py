@@ -51,7 +51,7 @@ def seeded(base: Run, policies: Iterable[str]) -> list[Run]:
 
 def queue(found: Found, assumed: float | None = None) -> list[Run]:
     """Returns the runs: of UFP4's parts, of its noise, then of the others'."""
-    runs = tuning(MODEL, TOKENS)
+    runs = tuning(found, MODEL, TOKENS)
     if (first := base(found, assumed)) is None:
         return runs
     ufp4, *others = SECTIONS.values()

@@ -7,7 +7,7 @@ from experiments.many_runs import budget
 from experiments.many_runs.found import Found, loss
 from experiments.many_runs.gaps import Gap, gaps, spread, verdict
 from experiments.many_runs.run import Run
-from experiments.many_runs.tuning import RATES, tuned, tuning
+from experiments.many_runs.tuning import MOST, RATES, tuned, tuning
 from experiments.presets import REFERENCE
 from experiments.report import tables
 from experiments.report.summary import mean_and_spread
@@ -62,14 +62,15 @@ def of_domains(rows: Sequence[Row]) -> str:
 def of_rates(found: Found, tokens: Mapping[str, int]) -> str:
     """Returns the held-out loss of BF16 at every learning rate that was tried."""
     lines, ends = [], []
-    for model, count in tokens.items():
-        runs = tuning(model, count)
-        rows = map(found.row, runs)
-        cells = (tables.number(None if row is None else loss(row)) for row in rows)
+    by_model = {model: tuning(found, model, count) for model, count in tokens.items()}
+    tried = sorted({run.lr for runs in by_model.values() for run in runs})
+    for model, runs in by_model.items():
+        losses = {row["lr"]: loss(row) for row in found.rows_of(runs)}
+        cells = (tables.number(losses.get(rate)) for rate in tried)
         lines.append((f"`{model}`", f"{runs[0].tokens / 1e6:.0f}", *cells))
-        if tuned(found, model, count) in (RATES[0], RATES[-1]):
+        if tuned(found, model, tokens[model]) in (RATES[0], MOST):
             ends.append(f"`{model}`")
-    header = ("model", "M tokens", *(f"{rate:g}" for rate in RATES))
+    header = ("model", "M tokens", *(f"{rate:g}" for rate in tried))
     table = tables.markdown(header, lines)
     if not ends:
         return table

@@ -2,18 +2,26 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 from experiments.many_runs.found import Found, loss
 from experiments.many_runs.run import Run
 
 RATES = (1e-3, 2e-3, 4e-3, 8e-3)
+MOST = 64e-3
 _PART = 0.25  # of the tokens of a run, that a rate is tried for
 
 
-def tuning(model: str, tokens: int) -> list[Run]:
-    """Returns BF16 at every rate, for a part of the tokens."""
+def tuning(found: Found, model: str, tokens: int) -> list[Run]:
+    """Returns BF16 at every rate, for a part of the tokens.
+
+    As long as the largest rate is the best, twice that is one more, up to `MOST`.
+    """
     base = Run(policy="bf16", model=model, tokens=int(_PART * tokens), lr=RATES[0])
-    return [dataclasses.replace(base, lr=rate) for rate in RATES]
+    runs = [dataclasses.replace(base, lr=rate) for rate in RATES]
+    while _best(found, runs) == runs[-1].lr < MOST:
+        runs.append(dataclasses.replace(base, lr=2 * runs[-1].lr))
+    return runs
 
 
 def tuned(
@@ -27,9 +35,14 @@ def tuned(
       tokens: of its runs.
       assumed: what to return where that is not known.
     """
-    runs = tuning(model, tokens)
+    best = _best(found, tuning(found, model, tokens))
+    return assumed if best is None else best
+
+
+def _best(found: Found, runs: Sequence[Run]) -> float | None:
+    """Returns the best rate once all runs are there, None before or without any."""
     losses = {row["lr"]: loss(row) for row in found.rows_of(runs)}
     finite = [rate for rate, value in losses.items() if math.isfinite(value)]
     if len(losses) < len(runs) or not finite:
-        return assumed
+        return None
     return min(finite, key=lambda rate: losses[rate])

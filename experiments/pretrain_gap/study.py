@@ -38,7 +38,7 @@ def queue(found: Found, assumed: float | None = None) -> list[Run]:
     runs: list[Run] = []
     for model, tokens in TOKENS.items():
         of_model = main_runs(found, model, assumed)
-        runs += [*tuning(model, tokens), *of_model]
+        runs += [*tuning(found, model, tokens), *of_model]
         if not of_model:
             break
     return runs

@@ -44,7 +44,7 @@ def queue(found: Found, assumed: float | None = None) -> list[Run]:
         run
         for model, tokens in TOKENS.items()
         for run in (
-            *(tuning(model, tokens) if model in _TUNED else ()),
+            *(tuning(found, model, tokens) if model in _TUNED else ()),
             *of_model(found, model, assumed),
         )
     ]
