@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
@@ -284,7 +285,7 @@ class Gemms:
         ):
             return found
         else:
-            y = self._emulate(a, b, out_sharding, jnp.float32 if factors else dtype)
+            return self._emulate(a, b, factors, out_sharding=out_sharding, dtype=dtype)
         return in_turn(y, factors).astype(dtype)
 
     def _gathered(self, operand: Operand) -> Operand:
@@ -303,8 +304,15 @@ class Gemms:
         return operand.tensor_scale
 
     def _emulate(
-        self, a: Operand, b: Operand, out_sharding: Any, dtype: Any
+        self,
+        a: Operand,
+        b: Operand,
+        factors: Sequence[jax.Array] = (),
+        *,
+        out_sharding: Any,
+        dtype: Any,
     ) -> jax.Array:
+        """Returns the product of arrays times the tensor scales."""
         batch = tuple(range(self.batch))
         y = float32_sums(
             *self._arrays(a, b),
@@ -312,7 +320,7 @@ class Gemms:
             precision=self._precision,
             out_sharding=out_sharding,
         )
-        return y.astype(dtype)
+        return in_turn(y, factors).astype(dtype)
 
     def _takes_fp8(self, a: Operand, b: Operand) -> bool:
         sites = self.recipe.sites
@@ -333,7 +341,9 @@ class Gemms:
             quantizers=(quantizers[0], quantizers[1]),
             batch=self.batch,
             out_sharding=out_sharding,
-            otherwise=lambda: self._emulate(a, b, out_sharding, jnp.float32),
+            otherwise=lambda: self._emulate(
+                a, b, out_sharding=out_sharding, dtype=jnp.float32
+            ),
         )
 
     def _arrays(self, a: Operand, b: Operand) -> tuple[jax.Array, jax.Array]:

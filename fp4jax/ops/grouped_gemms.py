@@ -1,9 +1,11 @@
 """The three GEMMs of tokens that have the weight of their group, in aligned tiles."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from fp4jax.numerics import Site
 from fp4jax.numerics.groups import Groups
@@ -46,23 +48,27 @@ class GroupedGemms(Gemms):
         return Groups(None, self.rhs.shape[0]) if site.operand == 1 else self.groups
 
     def _emulate(
-        self, a: Operand, b: Operand, out_sharding: Any, dtype: Any
+        self,
+        a: Operand,
+        b: Operand,
+        factors: Sequence[jax.Array] = (),
+        *,
+        out_sharding: Any,
+        dtype: Any,
     ) -> jax.Array:
         del out_sharding
         assert self.groups is not None
         x, y = self._arrays(a, b)
-        how = {"precision": self._precision, "dtype": dtype}
+        how = {"factors": factors, "precision": self._precision, "dtype": dtype}
         if a.site in _WGRAD:
             return grouped_matmul.weights(x, y, self.groups, **how)
         return grouped_matmul.rows(x, y, self.groups, axis=b.axis, **how)
 
     def _scale_of_result(self, operand: Operand) -> jax.Array:
+        """Returns the tensor scale of each group, [e]."""
         scale, groups = operand.tensor_scale, self.groups
         assert scale is not None and groups is not None
         if scale.ndim == 0:
-            return scale
-        if operand.site in _WGRAD:
-            scale = groups.collect(scale.reshape(-1)).reshape(-1, 1, 1)
-        elif operand.site.operand == 1:
-            scale = groups.spread(scale.reshape(-1), 3)
-        return scale
+            return jnp.broadcast_to(scale, (groups.count,))
+        scale = scale.reshape(-1)
+        return scale if operand.site.operand == 1 else groups.collect(scale)

@@ -1,7 +1,7 @@
 """Products of tiles of tokens, each by the matrix of its group, with float32 sums."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -10,6 +10,7 @@ from jax import lax
 
 from fp4jax.kernels import grouped_matmul
 from fp4jax.kernels.choice import Products, chosen
+from fp4jax.kernels.sums import in_turn
 from fp4jax.numerics.groups import Groups
 from fp4jax.numerics.manual import varying_as
 
@@ -23,9 +24,10 @@ def rows(
     *,
     axis: int,
     precision: Any,
+    factors: Sequence[jax.Array] = (),
     dtype: Any = jnp.float32,
 ) -> jax.Array:
-    """Returns y_t = x_t w_{of t}, or x_t w_{of t}^T, [t, a, n].
+    """Returns y_t = x_t w_{of t} factors_{of t}, or x_t w_{of t}^T, [t, a, n].
 
     Args:
       x: [t, a, k] tiles.
@@ -33,12 +35,13 @@ def rows(
       groups: of the tiles; one without a group gives zeros.
       axis: of w that is contracted: 1, or 2.
       precision: as of `lax.dot_general`.
-      dtype: of the result, to which float32 sums are rounded.
+      factors: float32 [e], which multiply the float32 sums, one after the other.
+      dtype: of the result, to which those are rounded.
     """
     if (kernels := _kernels(x, w.shape[3 - axis], precision)) is not None:
-        return kernels.rows(x, w, groups, axis=axis, dtype=dtype)
+        return kernels.rows(x, w, groups, axis=axis, factors=factors, dtype=dtype)
     scan = functools.partial(scan_rows, axis=axis, precision=precision)
-    return _float32_on_cpu(scan, x, w, groups).astype(dtype)
+    return _times(_float32_on_cpu(scan, x, w, groups), factors, groups).astype(dtype)
 
 
 def weights(
@@ -47,21 +50,24 @@ def weights(
     groups: Groups,
     *,
     precision: Any,
+    factors: Sequence[jax.Array] = (),
     dtype: Any = jnp.float32,
 ) -> jax.Array:
-    """Returns dw_i = sum_{t: of t = i} x_t^T dy_t, [e, k, n].
+    """Returns dw_i = sum_{t: of t = i} x_t^T dy_t factors_i, [e, k, n].
 
     Args:
       x: [t, a, k] tiles.
       dy: [t, a, n] of the dtype of x.
       groups: of the tiles; one without tiles gets exact zeros.
       precision: as of `lax.dot_general`.
-      dtype: of the result, to which float32 sums are rounded.
+      factors: float32 [e], which multiply the float32 sums, one after the other.
+      dtype: of the result, to which those are rounded.
     """
     if (kernels := _kernels(x, dy.shape[2], precision)) is not None:
-        return kernels.weights(x, dy, groups, dtype=dtype)
+        return kernels.weights(x, dy, groups, factors=factors, dtype=dtype)
     scan = functools.partial(scan_weights, precision=precision)
-    return _float32_on_cpu(scan, x, dy, groups).astype(dtype)
+    each = Groups(None, groups.count)
+    return _times(_float32_on_cpu(scan, x, dy, groups), factors, each).astype(dtype)
 
 
 def scan_rows(
@@ -100,24 +106,37 @@ def scan_weights(
 
 
 def ragged_rows(
-    x: jax.Array, w: jax.Array, groups: Groups, *, axis: int, dtype: Any
+    x: jax.Array,
+    w: jax.Array,
+    groups: Groups,
+    *,
+    axis: int,
+    factors: Sequence[jax.Array] = (),
+    dtype: Any,
 ) -> jax.Array:
     """Computes `rows` by `lax.ragged_dot_general`."""
+    assert groups.of is not None
     order, sizes = in_order(groups, x.shape[1])
     y = _ragged_dot(x[order], w, sizes, contracting=(1, axis), of_rhs=[0])
-    y = y.reshape(*x.shape[:2], -1).astype(dtype)
+    ordered = Groups(groups.of[order], groups.count)
+    y = _times(y.reshape(*x.shape[:2], -1), factors, ordered).astype(dtype)
     y = jnp.zeros_like(y).at[order].set(y, unique_indices=True)
     return jnp.where(has_group(groups), y, 0)
 
 
 def ragged_weights(
-    x: jax.Array, dy: jax.Array, groups: Groups, *, dtype: Any
+    x: jax.Array,
+    dy: jax.Array,
+    groups: Groups,
+    *,
+    factors: Sequence[jax.Array] = (),
+    dtype: Any,
 ) -> jax.Array:
     """Computes `weights` by `lax.ragged_dot_general`."""
     order, sizes = in_order(groups, x.shape[1])
     dy = dy[order].reshape(-1, dy.shape[2])
     dw = _ragged_dot(x[order], dy, sizes, contracting=(0, 0), of_rhs=[])
-    return dw.astype(dtype)
+    return _times(dw, factors, Groups(None, groups.count)).astype(dtype)
 
 
 def in_order(groups: Groups, rows: int) -> tuple[jax.Array, jax.Array]:
@@ -131,6 +150,11 @@ def has_group(groups: Groups) -> jax.Array:
     """Returns bool [t, 1, 1]: whether a tile is of any group."""
     assert groups.of is not None
     return (groups.of < groups.count)[:, None, None]
+
+
+def _times(y: jax.Array, factors: Sequence[jax.Array], groups: Groups) -> jax.Array:
+    """Returns sums, whose first axis is of groups, times the factors [e] of each."""
+    return in_turn(y, [groups.spread(factor, y.ndim) for factor in factors])
 
 
 def _ragged_dot(

@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 
 from fp4jax.kernels import devices
+from fp4jax.kernels.choice import KERNELS, Kernels
 from fp4jax.kernels.grouped_matmul import Hopper
 from fp4jax.kernels.quantize import MOSAIC, Output
 from fp4jax.kernels.tile import Tile
 from fp4jax.numerics.groups import Groups
-from fp4jax.ops.grouped_matmul import scan_rows, scan_weights
+from fp4jax.ops.grouped_matmul import SCAN, weights
+from fp4jax.ops.grouped_matmul import rows as rows_of
 from tests.kernels import test_both
 from tests.kernels.cases import QUANTIZERS, asked, parts, tensor
 from tests.kernels.test_quantize import check
@@ -85,20 +87,21 @@ def test_grouped_products_equal_a_scan(rows, tile):
     x = draw(0, groups.of.size, rows, 512).astype(jnp.bfloat16)
     dy = draw(1, groups.of.size, rows, 768).astype(jnp.bfloat16)
     w = draw(2, 64, 512, 768).astype(jnp.bfloat16)
-    kernels, f32 = Hopper(tile=tile), {"dtype": jnp.float32}
+    kernels = Hopper(tile=tile).products
+    factors = tuple(jax.random.normal(jax.random.key(3), (2, 64)))
+
+    def by(products, x, w, dy):
+        how = {"precision": None, "factors": factors}
+        with KERNELS(Kernels(products=products)):
+            return (
+                rows_of(x, w, groups, axis=1, precision=None),
+                rows_of(dy, w, groups, axis=2, **how),
+                weights(x, dy, groups, **how),
+            )
 
     @jax.jit
-    def both(x, w, dy):
-        scan = {"precision": None}
-        return (
-            kernels.rows(x, w, groups, axis=1, **f32),
-            kernels.rows(dy, w, groups, axis=2, **f32),
-            kernels.weights(x, dy, groups, **f32),
-        ), (
-            scan_rows(x, w, groups, axis=1, **scan),
-            scan_rows(dy, w, groups, axis=2, **scan),
-            scan_weights(x, dy, groups, **scan),
-        )
+    def both(*operands):
+        return by(kernels, *operands), by(SCAN, *operands)
 
     for _ in range(5):  # sums are exact
         jax.tree.map(np.testing.assert_array_equal, *jax.device_get(both(x, w, dy)))

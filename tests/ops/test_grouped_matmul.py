@@ -1,6 +1,7 @@
 """Grouped products: what computes them, and that tiles without a group do not count."""
 
 import dataclasses
+import functools
 from types import SimpleNamespace
 
 import jax
@@ -29,6 +30,14 @@ def integers(seed, shape):
 
 
 X, W, DY = integers(0, (4, 8, 5)), integers(1, (3, 5, 6)), integers(2, (4, 8, 6))
+# Of each group; products with them are not exact, but rounded in one order.
+FACTORS = (jnp.array([0.3, 1.7, 1.1, 0.9]), jnp.array([0.7, 1.3, 0.1, 2.3]))
+
+
+def by_scan(product, *operands, factors, **how):
+    """Products in XLA, of float32 sums that are exact."""
+    with KERNELS(Kernels(products=grouped_matmul.SCAN)):
+        return product(*operands, precision=None, factors=factors, **how)
 
 
 @pytest.mark.parametrize("axis", [1, 2])
@@ -51,6 +60,27 @@ def test_weights_sum_over_the_tiles_of_their_group(name):
     np.testing.assert_array_equal(found, jnp.stack(expected))
 
 
+@pytest.mark.parametrize("name", ["rows", "ragged_rows"])
+def test_rows_are_multiplied_by_the_factors_of_their_group(name):
+    factors = [factor[:3] for factor in FACTORS]
+    how = {"dtype": jnp.float32} if name == "ragged_rows" else {"precision": None}
+    product = functools.partial(getattr(grouped_matmul, name), axis=1, **how)
+    found = product(X, W, GROUPS, factors=factors)
+    first, second = (factor[OF.clip(max=2)][:, None, None] for factor in factors)
+    expected = product(X, W, GROUPS) * first * second
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("name", ["weights", "ragged_weights"])
+def test_weights_are_multiplied_by_the_factors_of_their_group(name):
+    factors = [factor[:3] for factor in FACTORS]
+    how = {"dtype": jnp.float32} if name == "ragged_weights" else {"precision": None}
+    product = functools.partial(getattr(grouped_matmul, name), **how)
+    found = product(X, DY, GROUPS, factors=factors)
+    first, second = (factor[:, None, None] for factor in factors)
+    np.testing.assert_array_equal(found, product(X, DY, GROUPS) * first * second)
+
+
 # Of 16 rows: a long group, short and interrupted ones, and one without tiles.
 TILES = Groups(jnp.array([3] * 9 + [0, 0, 4, 0, 3, 1], jnp.int32), 4)
 
@@ -65,26 +95,27 @@ def bfloat16(seed, *shape):
     return integers(seed, shape).astype(jnp.bfloat16)
 
 
-def check_rows(kernels, axis, *, n=128, rows=16, dtype=jnp.bfloat16):
+def check_rows(kernels, axis, *, n=128, rows=16, factors=FACTORS, dtype=jnp.bfloat16):
     """Compares a kernel with the scan, of which all sums are exact."""
     x, w = bfloat16(3, TILES.of.size, rows, 128), bfloat16(4, 4, 128, n)
     x = x.at[0, 3].set(jnp.nan)  # which no other row may see
     w = w if axis == 1 else w.mT
     assert kernels.supports(x, (128, n), None)
-    found = kernels.rows(x, w, TILES, axis=axis, dtype=dtype)
-    expected = grouped_matmul.scan_rows(x, w, TILES, axis=axis, precision=None)
+    how = {"axis": axis, "factors": factors, "dtype": dtype}
+    found = kernels.rows(x, w, TILES, **how)
+    expected = by_scan(grouped_matmul.rows, x, w, TILES, **how)
     assert found.dtype == dtype
-    found, expected = (np.float32(y) for y in (found, expected.astype(dtype)))
+    found, expected = (np.float32(y) for y in (found, expected))
     np.testing.assert_array_equal(found, expected)
 
 
-def check_weights(kernels, *, k=128, rows=16):
+def check_weights(kernels, *, k=128, rows=16, factors=FACTORS):
     """Likewise."""
     x, dy = bfloat16(5, TILES.of.size, rows, k), bfloat16(6, TILES.of.size, rows, 128)
     poison = (TILES.of == 3)[:, None, None]  # of one group, which no other may see
     dy = jnp.where(poison, jnp.nan, dy).astype(dy.dtype)
-    found = kernels.weights(x, dy, TILES, dtype=jnp.float32)
-    expected = grouped_matmul.scan_weights(x, dy, TILES, precision=None)
+    found = kernels.weights(x, dy, TILES, factors=factors, dtype=jnp.float32)
+    expected = by_scan(grouped_matmul.weights, x, dy, TILES, factors=factors)
     assert jnp.isnan(found[3]).all()
     np.testing.assert_array_equal(found, expected)
 
@@ -110,8 +141,8 @@ def test_a_kernel_sums_over_whole_and_short_runs(few):
 @pytest.mark.breadth
 @pytest.mark.parametrize("rows", [32, 48, 64, 128])
 def test_kernels_take_tiles_of_any_rows(rows, few):
-    check_rows(hopper(), 1, rows=rows, dtype=jnp.float32)
-    check_weights(hopper(), rows=rows)
+    check_rows(hopper(), 1, rows=rows, factors=(), dtype=jnp.float32)
+    check_weights(hopper(), rows=rows, factors=())
 
 
 @mosaic
@@ -148,8 +179,9 @@ def test_kernels_are_lowered_for_hopper(peers):
 
     def products(x, w, dy):
         y = kernels.rows(x, w, TILES, axis=1, **how)
-        dx = kernels.rows(dy, w, TILES, axis=2, **how)
-        return y, dx, kernels.weights(x, dy, TILES, dtype=jnp.float32)
+        dx = kernels.rows(dy, w, TILES, axis=2, factors=FACTORS, **how)
+        dw = kernels.weights(x, dy, TILES, factors=FACTORS[:1], dtype=jnp.float32)
+        return y, dx, dw
 
     tiles = jax.ShapeDtypeStruct((TILES.of.size, 16, 512), jnp.bfloat16)
     w = jax.ShapeDtypeStruct((4, 512, 512), jnp.bfloat16)

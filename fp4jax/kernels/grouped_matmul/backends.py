@@ -7,6 +7,7 @@ They are chosen by themselves on a Hopper GPU. Elsewhere, to be lowered for one:
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -67,7 +68,14 @@ class Hopper:
         )
 
     def rows(
-        self, x: jax.Array, w: jax.Array, groups: Groups, *, axis: int, dtype: Any
+        self,
+        x: jax.Array,
+        w: jax.Array,
+        groups: Groups,
+        *,
+        axis: int,
+        factors: Sequence[jax.Array] = (),
+        dtype: Any,
     ) -> jax.Array:
         """Computes `fp4jax.ops.grouped_matmul.rows`."""
         from fp4jax.kernels.grouped_matmul.mosaic import Rows
@@ -85,11 +93,17 @@ class Hopper:
         )
         segments = Segments.of(groups, a, most=tile.m)
         multiply = _operation(product, has_whole=self._has_whole(x))
-        y = multiply(x.reshape(t * a, k), w, segments)
+        y = multiply(x.reshape(t * a, k), w, segments, tuple(factors))
         return y.reshape(t, a, n).astype(dtype)
 
     def weights(
-        self, x: jax.Array, dy: jax.Array, groups: Groups, *, dtype: Any
+        self,
+        x: jax.Array,
+        dy: jax.Array,
+        groups: Groups,
+        *,
+        factors: Sequence[jax.Array] = (),
+        dtype: Any,
     ) -> jax.Array:
         """Computes `fp4jax.ops.grouped_matmul.weights`."""
         from fp4jax.kernels.grouped_matmul.mosaic import Weights
@@ -106,7 +120,7 @@ class Hopper:
         sums = Sums.of(groups, a, most=tile.k)
         multiply = _operation(product, has_whole=self._has_whole(x))
         x, dy = x.reshape(t * a, k), dy.reshape(t * a, n)
-        return multiply(x, dy, sums).astype(dtype)
+        return multiply(x, dy, sums, tuple(factors)).astype(dtype)
 
     def _has_whole(self, x: jax.Array) -> bool:
         """Returns whether a device is known to have all of an array, or its part.

@@ -26,13 +26,20 @@ class Rows(Program):
     axis: int
     count: int
 
-    def __call__(self, x: jax.Array, w: jax.Array, segments: Segments) -> jax.Array:
+    def __call__(
+        self,
+        x: jax.Array,
+        w: jax.Array,
+        segments: Segments,
+        factors: tuple[jax.Array, ...],
+    ) -> jax.Array:
         """Returns [m, n].
 
         Args:
           x: bfloat16 [m, k].
           w: bfloat16 [e, k, n] or [e, n, k].
           segments: of rows, of at most those of a tile.
+          factors: float32 [e], what the sums of a group are multiplied by, in turn.
         """
         tile = self.tile
         work = Work(
@@ -44,13 +51,13 @@ class Rows(Program):
             load=self._load,
             multiply=self._multiply,
         )
-        return self._call(work, x, w, *segments)
+        return self._call(work, x, w, *segments, *factors)
 
     def _cut(self, of_k: Any, of_n: Any) -> tuple[Any, Any]:
         return (of_k, of_n) if self.axis == 1 else (of_n, of_k)
 
     def _number(self, *refs: Any) -> Any:
-        *_, w, _, _, _, number, _ = refs
+        _, w, _, _, _, number, *_ = refs
         return self._results(number[0], w)
 
     def _results(self, segments: Any, w: Any) -> Any:
@@ -96,9 +103,10 @@ class Rows(Program):
         return step + steps
 
     def _multiply(self, step, i, ring, boxes, x, w, *refs):
-        segments, out = Segments(*refs[:4]), refs[4]
+        segments, (*factors, out) = Segments(*refs[:4]), refs[4:]
         segment, column = self._at(i, w)
-        steps, first, rows, _ = self._of(segment, x, segments)
+        steps, first, rows, group = self._of(segment, x, segments)
+        scales = [factor[lax.min(group, self.count - 1)] for factor in factors]
         own = own_rows()
         rows = rows - own
 
@@ -124,7 +132,7 @@ class Rows(Program):
                         box.at[pl.ds(at, size)], place, commit_group=False
                     )
 
-        self._write(found, boxes, send)
+        self._write(found, scales, boxes, send)
         return step + steps
 
     def _parts(self, rows: Any) -> list[tuple[int, int, Any]]:
@@ -138,13 +146,20 @@ class Rows(Program):
 class Weights(Program):
     """dw = sum of x^T dy over the rows of each group."""
 
-    def __call__(self, x: jax.Array, dy: jax.Array, sums: Sums) -> jax.Array:
+    def __call__(
+        self,
+        x: jax.Array,
+        dy: jax.Array,
+        sums: Sums,
+        factors: tuple[jax.Array, ...],
+    ) -> jax.Array:
         """Returns [e, k, n], zeros of a group without rows.
 
         Args:
           x: bfloat16 [m, k].
           dy: bfloat16 [m, n].
           sums: of rows, of at most those of a step.
+          factors: as of `Rows`.
         """
         tile = self.tile
         e, k, n = shape = len(sums.bounds) // 2, x.shape[1], dy.shape[1]
@@ -158,7 +173,7 @@ class Weights(Program):
             load=self._load,
             multiply=self._multiply,
         )
-        return self._call(work, x, dy, *sums)
+        return self._call(work, x, dy, *sums, *factors)
 
     def _at(self, i: Any, out: Any) -> tuple[Any, Any, Any]:
         """Returns the group, the first row and the first column of a result."""
@@ -169,8 +184,8 @@ class Weights(Program):
         column = pl.multiple_of(lax.rem(i, wide) * self.tile.n, self.tile.n)
         return lax.div(i, wide * high), row, column
 
-    def _load(self, step, i, ring, x, dy, first, rows, bounds, out):
-        tile, (group, row, column) = self.tile, self._at(i, out)
+    def _load(self, step, i, ring, x, dy, first, rows, bounds, *refs):
+        tile, (group, row, column) = self.tile, self._at(i, refs[-1])
         start, others, end = (bounds[2 * group + j] for j in range(3))
 
         def parts(at, size):
@@ -194,9 +209,11 @@ class Weights(Program):
         lax.fori_loop(others - start, end - start, short, None)
         return step + end - start
 
-    def _multiply(self, step, i, ring, boxes, x, dy, first, rows, bounds, out):
+    def _multiply(self, step, i, ring, boxes, x, dy, first, rows, bounds, *refs):
         del x, dy, first, rows
+        *factors, out = refs
         group, row, column = self._at(i, out)
+        scales = [factor[group] for factor in factors]
         start, others, end = (bounds[2 * group + j] for j in range(3))
         own = own_rows()
 
@@ -217,7 +234,7 @@ class Weights(Program):
             place = out.at[group, pl.ds(row + own, ROWS), wide]
             plgpu.copy_smem_to_gmem(box, place, commit_group=False)
 
-        self._write(found, boxes, send)
+        self._write(found, scales, boxes, send)
         return step + end - start
 
 

@@ -117,8 +117,19 @@ class Program:
             emptied(num_arrivals=WARPGROUPS, num_barriers=tile.stages),
         ]
 
-    def _write(self, found: jax.Array, boxes: Any, places: Callable[..., Any]) -> None:
-        """Writes the sums of a warpgroup box by box, one while the last is sent."""
+    def _write(
+        self,
+        found: jax.Array,
+        scales: Sequence[jax.Array],
+        boxes: Any,
+        places: Callable[..., Any],
+    ) -> None:
+        """Writes the sums of a warpgroup, times each scale in turn.
+
+        Box by box, one while the last is sent.
+        """
+        for scale in scales:
+            found = found * scale
         width = boxes.shape[2]
         for i in range(self.tile.n // width):
             columns = slice(i * width, (i + 1) * width)
