@@ -18,12 +18,13 @@ class Products:
     """What multiplies groups of rows in place of a scan over tiles, where it can.
 
     Attributes:
-      supports: whether the others take tiles, features k and n, and a precision.
+      why_not: what of tiles, features k and n, and a precision the others do not take,
+        or None.
       rows: as `fp4jax.ops.grouped_matmul.rows`, without precision.
       weights: as `fp4jax.ops.grouped_matmul.weights`, without precision.
     """
 
-    supports: Callable[[jax.Array, tuple[int, int], Any], bool]
+    why_not: Callable[[jax.Array, tuple[int, int], Any], str | None]
     rows: Callable[..., jax.Array]
     weights: Callable[..., jax.Array]
 

@@ -1,6 +1,7 @@
 """Products of tiles of tokens, each by the matrix of its group, with float32 sums."""
 
 import functools
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,12 +9,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fp4jax.kernels import grouped_matmul
+from fp4jax.kernels import devices, grouped_matmul
 from fp4jax.kernels.choice import Products, chosen
 from fp4jax.kernels.sums import in_turn
 from fp4jax.numerics.groups import Groups
 from fp4jax.numerics.manual import varying_as
 
+_log = logging.getLogger(__name__)
 _dot = functools.partial(lax.dot_general, preferred_element_type=jnp.float32)
 
 
@@ -183,9 +185,19 @@ def _ragged_dot(
 def _kernels(x: jax.Array, n: int, precision: Any) -> Products | None:
     """Returns those of the context if they take products of tiles x and n features."""
     kernels = chosen().products or grouped_matmul.of_device()
-    if kernels is None or not kernels.supports(x, (x.shape[2], n), precision):
+    if kernels is None:
+        _say(str(devices.without_wgmma()))
         return None
-    return kernels
+    if (why := kernels.why_not(x, (x.shape[2], n), precision)) is None:
+        return kernels
+    _say(why)
+    return None
+
+
+@functools.cache
+def _say(why: str) -> None:
+    """Logs a choice, each reason once."""
+    _log.info("grouped products run as a scan in XLA: %s.", why)
 
 
 def _float32_on_cpu(
@@ -202,8 +214,12 @@ def _float32_on_cpu(
 
 
 # The scan over tiles on every device, Hopper GPUs too.
-SCAN = Products(lambda *_: False, scan_rows, scan_weights)
+SCAN = Products(lambda *_: "the scan is chosen", scan_rows, scan_weights)
 # By `lax.ragged_dot_general`, which does not know every `jax.vmap`.
 RAGGED = Products(
-    lambda x, sizes, precision: precision is None, ragged_rows, ragged_weights
+    lambda x, sizes, precision: (
+        None if precision is None else f"precision must be None, got {precision}"
+    ),
+    ragged_rows,
+    ragged_weights,
 )

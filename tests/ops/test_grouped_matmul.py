@@ -100,7 +100,7 @@ def check_rows(kernels, axis, *, n=128, rows=16, factors=FACTORS, dtype=jnp.bflo
     x, w = bfloat16(3, TILES.of.size, rows, 128), bfloat16(4, 4, 128, n)
     x = x.at[0, 3].set(jnp.nan)  # which no other row may see
     w = w if axis == 1 else w.mT
-    assert kernels.supports(x, (128, n), None)
+    assert kernels.why_not(x, (128, n), None) is None
     how = {"axis": axis, "factors": factors, "dtype": dtype}
     found = kernels.rows(x, w, TILES, **how)
     expected = by_scan(grouped_matmul.rows, x, w, TILES, **how)
@@ -206,27 +206,40 @@ def test_one_of_several_devices_multiplies_by_kernels():
 
 @mosaic
 @pytest.mark.parametrize(
-    "shape, sizes, dtype, precision",
+    "shape, sizes, dtype, precision, why",
     [
-        ((8, 16, 64), (64, 128), jnp.bfloat16, None),
-        ((8, 16, 128), (128, 192), jnp.bfloat16, None),
-        ((8, 8, 128), (128, 128), jnp.bfloat16, None),
-        ((4, 16, 128), (128, 128), jnp.bfloat16, None),
-        ((8, 16, 128), (128, 128), jnp.float32, None),
-        ((8, 16, 128), (128, 128), jnp.bfloat16, "BF16_BF16_F32"),
+        ((8, 16, 64), (64, 128), jnp.bfloat16, None, "multiples of 128, got (64, 128)"),
+        ((8, 16, 128), (128, 192), jnp.bfloat16, None, "of 128, got (128, 192)"),
+        ((8, 8, 128), (128, 128), jnp.bfloat16, None, "got 8 of 8"),
+        ((4, 16, 128), (128, 128), jnp.bfloat16, None, "got 4 of 16"),
+        ((8, 16, 128), (128, 128), jnp.float32, None, "bfloat16, got float32"),
+        ((8, 16, 128), (128, 128), jnp.bfloat16, "BF16_BF16_F32", "got BF16_BF16_F32"),
     ],
 )
-def test_what_kernels_do_not_take(shape, sizes, dtype, precision):
-    supports = Hopper(interpreted=True).supports
+def test_what_kernels_do_not_take(shape, sizes, dtype, precision, why):
+    why_not = Hopper(interpreted=True).why_not
     x = jnp.zeros((8, 16, 128), jnp.bfloat16)
     for met in (None, "highest", lax.Precision.DEFAULT, (lax.Precision.HIGH, None)):
-        assert supports(x, (128, 128), met)
-    assert HOPPER.supports(x, (128, 128), None)
+        assert why_not(x, (128, 128), met) is None
+    assert HOPPER.why_not(x, (128, 128), None) is None
     with jax.set_mesh(jax.make_mesh((2,), "a")):  # no rule divides them over devices
         spread = jax.device_put(x, jax.P("a"))
-        supports_parts = HOPPER.supports(spread, (128, 128), None)
-    assert not supports_parts
-    assert not supports(jnp.zeros(shape, dtype), sizes, precision)
+        of_parts = HOPPER.why_not(spread, (128, 128), None)
+    assert of_parts is not None and "mesh {'a': 2}" in of_parts
+    found = why_not(jnp.zeros(shape, dtype), sizes, precision)
+    assert found is not None and why in found
+
+
+@mosaic
+def test_a_scan_is_logged_with_the_reason(caplog):
+    grouped_matmul._say.cache_clear()  # products of other tests may have said it
+    x, w = jnp.zeros((1, 16, 128), jnp.bfloat16), jnp.zeros((1, 128, 128), jnp.bfloat16)
+    groups = Groups(jnp.zeros(1, jnp.int32), 1)
+    with KERNELS(Kernels(products=HOPPER)), caplog.at_level("INFO"):
+        for _ in range(2):
+            grouped_matmul.rows(x, w, groups, axis=1, precision=None)
+    (record,) = caplog.records
+    assert "grouped products run as a scan in XLA: tiles must be" in record.message
 
 
 @mosaic
@@ -235,8 +248,8 @@ def test_a_gpu_of_another_kind_is_named(monkeypatch):
     monkeypatch.setattr(devices, "default", lambda: gpu)
     x = jnp.zeros((8, 16, 128), jnp.bfloat16)
     with pytest.raises(NotImplementedError, match="cannot run: .* 9.0 .*'A100'"):
-        HOPPER.supports(x, (128, 128), None)
-    assert Hopper(interpreted=True).supports(x, (128, 128), None)
+        HOPPER.why_not(x, (128, 128), None)
+    assert Hopper(interpreted=True).why_not(x, (128, 128), None) is None
 
 
 def loss(x, w):

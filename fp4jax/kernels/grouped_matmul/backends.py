@@ -41,10 +41,12 @@ class Hopper:
     @property
     def products(self) -> Products:
         """What `Kernels` takes."""
-        return Products(self.supports, self.rows, self.weights)
+        return Products(self.why_not, self.rows, self.weights)
 
-    def supports(self, x: jax.Array, sizes: tuple[int, int], precision: Any) -> bool:
-        """Returns whether they multiply tiles [t, a, k] of features k and n.
+    def why_not(
+        self, x: jax.Array, sizes: tuple[int, int], precision: Any
+    ) -> str | None:
+        """Returns what of tiles [t, a, k], features k and n they do not take, or None.
 
         Raises:
           NotImplementedError: they cannot run, whatever the tiles.
@@ -58,14 +60,21 @@ class Hopper:
                 "Enter KERNELS without them."
             )
         t, a, _ = x.shape
-        return (
-            (self._has_whole(x) or jax.typeof(x).sharding.mesh.empty)
-            and x.dtype == jnp.bfloat16
-            and _is_met(precision)
-            and all(size % _MULTIPLE == 0 and size for size in sizes)
-            and a % _ROWS == 0
-            and t * a >= _MULTIPLE
-        )
+        mesh = jax.typeof(x).sharding.mesh
+        if not self._has_whole(x) and not mesh.empty:
+            return f"tiles must not be of the mesh {dict(mesh.shape)} outside shard_map"
+        if x.dtype != jnp.bfloat16:
+            return f"operands must be bfloat16, got {x.dtype}"
+        if not _is_met(precision):
+            return f"precision must not be an algorithm, got {precision}"
+        if any(size % _MULTIPLE or not size for size in sizes):
+            return f"features must be multiples of {_MULTIPLE}, got {sizes}"
+        if a % _ROWS or t * a < _MULTIPLE:
+            return (
+                f"tiles must be of a multiple of {_ROWS} rows, and of {_MULTIPLE} in "
+                f"all, got {t} of {a}"
+            )
+        return None
 
     def rows(
         self,
