@@ -135,7 +135,8 @@ class ModelConfig:
       tie_embeddings: the output head is the transposed embedding table.
       moe, mamba: of the blocks that need them.
       remat: what the backward pass of a block recomputes: "none" of it, all but the
-        products of its linear layers ("dots"), or everything but its input ("full").
+        products of its linear layers and the amaxes that they hold ("dots"), or
+        everything but its input ("full").
       scan_layers: run equal blocks, or units of blocks, that follow one another as one
         `lax.scan`, which compiles them once; False unrolls them, which compiles longer
         and runs a little faster.

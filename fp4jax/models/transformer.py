@@ -19,12 +19,13 @@ from fp4jax.models.moe import Balance, Balances
 from fp4jax.models.runs import Run, find_runs
 from fp4jax.nnx import layers
 from fp4jax.nnx.arguments import check_rngs
+from fp4jax.ops.held import AMAX
 from fp4jax.policies import Policy, Schedule
 from fp4jax.recipes import Recipe
 
 # By name, not by operation: the product inside a quantized linear has float32 sums.
 _REMAT_POLICIES = {
-    "dots": jax.checkpoint_policies.save_only_these_names(LINEAR_OUTPUT),
+    "dots": jax.checkpoint_policies.save_only_these_names(LINEAR_OUTPUT, AMAX),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 

@@ -13,6 +13,8 @@ from fp4jax.numerics import blocks
 from fp4jax.numerics.groups import Groups
 from fp4jax.numerics.manual import amax_as
 
+AMAX = "fp4_amax"  # the name that `jax.checkpoint` policies may save
+
 
 def sample(
     x: jax.Array,

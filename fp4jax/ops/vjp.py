@@ -6,11 +6,12 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from fp4jax.numerics.groups import Groups
 from fp4jax.ops.gemms import Amaxes, Gemms
 from fp4jax.ops.grouped_gemms import GroupedGemms
-from fp4jax.ops.held import sample
+from fp4jax.ops.held import AMAX, sample
 from fp4jax.ops.noise import Noise
 from fp4jax.ops.residuals import PackedOperand, PackedWeight
 
@@ -109,9 +110,9 @@ def _amax(gemms: Gemms, operand: int, x, held, step) -> jax.Array | None:
     if held is None or every is None:
         return None
     groups = gemms.groups if isinstance(gemms, GroupedGemms) and operand != 1 else None
-    return sample(
-        x, _float32(held)[..., operand], every=every, step=step, groups=groups
-    )
+    of_operand = _float32(held)[..., operand]
+    amax = sample(x, of_operand, every=every, step=step, groups=groups)
+    return checkpoint_name(amax, AMAX)
 
 
 def _new_state(held: jax.Array | None, amaxes: Amaxes) -> jax.Array | None:

@@ -212,9 +212,9 @@ def test_scan_and_remat_change_no_bit(shape):
         jax.tree.map(np.testing.assert_array_equal, ours, reference)
 
 
-def saved(**changes):
-    """Returns how many arrays of each kind all layers save for the backward pass."""
-    graph, params, rest = nnx.split(build(policies.ufp4, **changes), nnx.Param, ...)
+def residuals(policy, **changes):
+    """Returns what all layers save for the backward pass of two rows of 24 tokens."""
+    graph, params, rest = nnx.split(build(policy, **changes), nnx.Param, ...)
     inputs = tokens(2, 24)
 
     def logits(params, step):
@@ -222,16 +222,20 @@ def saved(**changes):
         fp4jax.nnx.set_step(model, step)
         return model(inputs)
 
-    residuals = jax.eval_shape(
+    saved = jax.eval_shape(
         lambda params, step: jax.vjp(lambda params: logits(params, step), params)[1],
         params,
         0,
     )
-    by_token = (CONFIG.num_layers, *inputs.shape)
+    return jax.tree.leaves(saved)
+
+
+def saved(**changes):
+    """Returns how many arrays of each kind they save that are of tokens."""
     return Counter(
         (*leaf.shape[3:], leaf.dtype.name)
-        for leaf in jax.tree.leaves(residuals)
-        if leaf.shape[:3] == by_token
+        for leaf in residuals(policies.ufp4, **changes)
+        if leaf.shape[:3] == (CONFIG.num_layers, 2, 24)
     )
 
 
@@ -243,6 +247,16 @@ def test_remat_saves_what_it_says(scan):
     assert saved(remat="full", scan_layers=scan) == block_input
     assert saved(remat="dots", scan_layers=scan) == block_input + Counter(products)
     assert saved(remat="none", scan_layers=scan)[32, "float32"] > 0  # of the norms
+
+
+def test_amaxes_that_are_held_are_not_taken_again():
+    def amaxes(remat):
+        found = residuals(lambda _: Policy(recipes.ue5m3()), remat=remat)
+        of_blocks = (CONFIG.num_layers,), jnp.float32
+        return sum((leaf.shape, leaf.dtype) == of_blocks for leaf in found)
+
+    assert amaxes("dots") == 7 * 2  # of x and w in every linear
+    assert amaxes("full") == 0
 
 
 @functools.cache
