@@ -43,27 +43,38 @@ def curves(rows: Sequence[Row]) -> dict[str, Curve]:
     return found
 
 
-def draw(rows: Sequence[Row], path: Path) -> None:
-    """Draws both into a PNG file.
+def draw(rows: Sequence[Row], path: Path, *, policies: Sequence[str]) -> None:
+    """Draws both into a PNG file, with one legend: what ends highest comes first.
 
     Args:
       rows: of one model.
       path: of the file.
+      policies: of the study, which have the colors of their places in all figures.
     """
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = Figure(figsize=(11, 4), layout="constrained")
     losses, gaps = figure.subplots(1, 2)
     found, row = curves(rows), rows[0]
     each = row["at_once"] * row["rows"] * row["length"] / 1e6
+    lines = {}
     for policy, (ends, values) in found.items():
         tokens, first = each * ends, int(_SETTLED * len(values))
-        line = losses.plot(tokens[first:], values[first:], label=policy, lw=1.2)[0]
+        style = {"color": f"C{policies.index(policy)}", "lw": 1.2}
+        (lines[policy],) = losses.plot(tokens[first:], values[first:], **style)
         if policy != REFERENCE and REFERENCE in found:
             reference = found[REFERENCE].values
             both = min(len(values), len(reference))
             gap = 100 * (values[:both] / reference[:both] - 1)
-            x = tokens[first:both]
-            gaps.plot(x, gap[first:], label=policy, color=line.get_color(), lw=1.2)
+            gaps.plot(tokens[first:both], gap[first:], **style)
     losses.set(xlabel="million tokens", ylabel="training loss, nats/token")
     gaps.set(xlabel="million tokens", ylabel="gap to BF16, % (positive: worse)")
     gaps.axhline(0, color="black", lw=0.8)
+    # The order of losses is that of gaps; what diverged has none, and is the worst.
+    last = {policy: curve.values[-1] for policy, curve in found.items()}
+    order = sorted(lines, key=lambda policy: -np.nan_to_num(last[policy], nan=np.inf))
+    figure.legend(
+        [lines[policy] for policy in order],
+        order,
+        loc="outside right center",
+        frameon=False,
+    )
     study.save(figure, path, losses, gaps)

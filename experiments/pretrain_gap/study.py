@@ -55,7 +55,8 @@ def parts(found: Found, folder: Path) -> Mapping[str, str]:
         shown[model] = show.of_gaps(rows, base="e2m1_ref")
         shown[f"{model} by domain"] = show.of_domains(rows)
         if rows:
-            figure.draw(rows, folder / f"{model}.png")
+            path = folder / f"{model}.png"
+            figure.draw(rows, path, policies=(*SEEDED, *OTHERS))
     return shown
 
 
