@@ -1,6 +1,6 @@
 """Trains the smallest model that tells recipes apart without one of their parts.
 
-    python -m experiments.ablation --data tokens [--limit 420 --jobs 12 --lanes 3]
+    python -m experiments.ablation --data tokens [--limit 420 --jobs 12]
 
 Trains what results.jsonl lacks, the most important first, then prints the tables that
 the README shows. Each run is saved when it ends, so that a command that was stopped, or

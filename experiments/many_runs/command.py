@@ -53,8 +53,6 @@ class Arguments:
     jobs: int = 1
     """processes that trace and compile at a time, while one of them trains on each
     GPU; with one alone all is done on the first."""
-    lanes: int = 1
-    """runs of one policy that train side by side, as one program."""
     quantize: Quantize = "default"
     """what quantizes: the device's kernels, or XLA, which takes less time to trace."""
     grouped: Grouped = "default"
@@ -105,9 +103,8 @@ def main(
 
 
 def _check(about: Study, arguments: Arguments) -> None:
-    for name in ("jobs", "lanes"):
-        if (given := getattr(arguments, name)) < 1:
-            raise ValueError(f"--{name}: must be at least 1, got {given}.")
+    if arguments.jobs < 1:
+        raise ValueError(f"--jobs: must be at least 1, got {arguments.jobs}.")
     every = about.tiny if arguments.tiny else about.queue(Found([]), budget.RATE)
     known = {run.policy: None for run in every}
     if unknown := [name for name in arguments.only if name not in known]:
@@ -136,7 +133,6 @@ def _train(about: Study, arguments: Arguments, out: Path) -> int:
         data=config,
         out=out,
         deadline=time.time() + arguments.limit,
-        lanes=arguments.lanes,
         quantize=arguments.quantize,
         grouped=arguments.grouped,
     )

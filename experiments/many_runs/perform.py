@@ -1,10 +1,9 @@
-"""What becomes of runs: rows of results."""
+"""What becomes of a run: a row of results."""
 
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -20,7 +19,7 @@ from fp4jax import models
 from fp4jax.data import Corpus, DataConfig
 from fp4jax.train import Evaluation, TrainState
 
-Found = dict[str, NDArray]  # the metrics of steps, on the host
+Metrics = dict[str, NDArray]  # of steps, on the host
 
 _SKIPS = 10  # steps in a row without a finite gradient that end a run
 _SPARE = 3.0  # seconds for evaluation, and for what was not foreseen
@@ -57,80 +56,58 @@ class Setting:
     about: Row
 
 
-def perform(program: Program, runs: Sequence[Run], setting: Setting) -> list[Row]:
-    """Trains and evaluates runs, side by side if the program has lanes for them.
+def perform(program: Program, run: Run, setting: Setting) -> Row:
+    """Trains and evaluates a run.
 
     Raises:
-      TooLong: they would not be done in time.
+      TooLong: it would not be done in time.
     """
     began = time.perf_counter()
-    state, metrics, speed = _train(program, runs, setting)
-    shared = {
-        "seconds": time.perf_counter() - began,
+    state, metrics, speed = _train(program, run, setting)
+    seconds = time.perf_counter() - began
+    return {
+        **run.piece,
+        **_found(program, run, state, metrics, setting),
+        "seconds": seconds,
         "tokens_per_s": speed,
-        "lanes": program.lanes,
         "trace_seconds": program.trace_seconds,
         "compile_seconds": program.compile_seconds,
         "versions": record.setting()["versions"],
         **setting.about,
     }
-    return [
-        run.piece | _of_lane(program, run, lane, found, setting) | shared
-        for run, lane, found in _lanes(program, runs, state, metrics)
-    ]
 
 
 def _train(
-    program: Program, runs: Sequence[Run], setting: Setting
-) -> tuple[TrainState, Found, float]:
+    program: Program, run: Run, setting: Setting
+) -> tuple[TrainState, Metrics, float]:
     """Returns the last state, the metrics of all steps, and tokens/s."""
-
-    def argument(values: Iterable[Any], dtype: Any) -> NDArray:
-        values = list(values)
-        return np.asarray(values if program.lanes else values[0], dtype)
-
-    steps, n = runs[0].steps, runs[0].at_once
-    orders = [
-        text.orders(setting.corpus, run.batches(setting.data), steps=n) for run in runs
-    ]
-    state = program.start(
-        argument((run.seed for run in runs), np.uint32),
-        argument((run.noise for run in runs), np.uint32),
-    )
-    rates, rows = [run.rates for run in runs], argument(map(next, orders), np.int32)
-    kept: list[Found] = []
-    began = [time.perf_counter()]
+    steps, n, rates = run.steps, run.at_once, run.rates
+    orders = text.orders(setting.corpus, run.batches(setting.data), steps=n)
+    state = program.start(np.uint32(run.seed), np.uint32(run.noise))
+    rows, kept, began = next(orders), list[Metrics](), [time.perf_counter()]
     for first in range(0, steps, n):
-        at = argument((rate[first : first + n] for rate in rates), np.float32)
+        at = rates[first : first + n]
         state, metrics = program.advance(state, setting.whole, rows, at)
-        rows = argument(map(next, orders), np.int32)  # while the device is at work
+        rows = next(orders)  # while the device is at work
         kept.append(jax.device_get(metrics))
         began.append(time.perf_counter())
         left = (steps - first - n) * (began[-1] - began[-2]) / n
         if len(kept) == 2 and time.time() + left + _SPARE > setting.deadline:
             raise TooLong(left + began[-1] - began[0])
-        if np.all(np.asarray(state.skipped_in_row) >= _SKIPS):
+        if state.skipped_in_row >= _SKIPS:
             break
     # The first call also waits for what came before it.
     since = 1 if len(kept) > 1 else 0
-    tokens = (len(kept) - since) * n * runs[0].rows * runs[0].length * len(runs)
+    tokens = (len(kept) - since) * n * run.rows * run.length
     speed = tokens / (began[-1] - began[since])
-    whole = {k: np.concatenate([x[k] for x in kept], axis=-1) for k in kept[0]}
+    whole = {k: np.concatenate([x[k] for x in kept]) for k in kept[0]}
     return state, whole, speed
 
 
-def _lanes(
-    program: Program, runs: Sequence[Run], state: TrainState, metrics: Found
-) -> Iterator[tuple[Run, TrainState, Found]]:
-    for index, run in enumerate(runs):
-        at = lambda x, index=index: x[index] if program.lanes else x
-        yield run, jax.tree.map(at, state), jax.tree.map(at, metrics)
-
-
-def _of_lane(
-    program: Program, run: Run, state: TrainState, metrics: Found, setting: Setting
+def _found(
+    program: Program, run: Run, state: TrainState, metrics: Metrics, setting: Setting
 ) -> Row:
-    """Returns what was found of one run."""
+    """Returns what the losses of a run and its last state tell."""
     taken = len(metrics["loss"])
     means = lambda name: metrics[name].reshape(-1, run.at_once).mean(1).tolist()
     shape = run.shape(setting.data.vocab_size)

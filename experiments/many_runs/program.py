@@ -45,16 +45,13 @@ class Program(NamedTuple):
 
     Attributes:
       start, advance: as of `Functions`; `advance` consumes the state.
-      evaluate: of each forward pass, as `train.make_eval_step`, of one lane.
-      lanes: runs that go side by side, of which every argument and result but the text
-        then has a first axis; 0: one run, and no such axis.
+      evaluate: of each forward pass, as `train.make_eval_step`.
       trace_seconds, compile_seconds: what it took.
     """
 
     start: Callable
     advance: Callable
     evaluate: Mapping[str, Callable]
-    lanes: int
     trace_seconds: float
     compile_seconds: float
 
@@ -99,37 +96,29 @@ def functions(run: Run, vocab_size: int) -> Functions:
     return Functions(start, advance, forwards, train.compiler_options(graph))
 
 
-def compiled(
-    run: Run, whole: Text, vocab_size: int, *, lanes: int, kernels: Any
-) -> Program:
+def compiled(run: Run, whole: Text, vocab_size: int, *, kernels: Any) -> Program:
     """Traces and compiles.
 
     Args:
       run: any of those that share it.
       whole: the text, or shapes in place of its arrays.
       vocab_size: of the text.
-      lanes: as of `Program`.
       kernels: a choice for `fp4jax.kernels.choice.KERNELS`, in whose context to trace.
     """
     began = time.perf_counter()
     start, advance, forwards, options = functions(run, vocab_size)
     shaped = jax.ShapeDtypeStruct
     whole = jax.tree.map(lambda x: shaped(x.shape, x.dtype), whole)
-    state = jax.eval_shape(start, *2 * [shaped((), jnp.uint32)])
+    seeds = 2 * [shaped((), jnp.uint32)]
+    state = jax.eval_shape(start, *seeds)
     batch = jax.eval_shape(text.batch, whole, shaped((run.rows,), jnp.int32))
-    lead = ()
-    if lanes:
-        start, lead = jax.vmap(start), (lanes,)
-        advance = jax.vmap(advance, in_axes=(0, None, 0, 0))
-    seeds = 2 * [shaped(lead, jnp.uint32)]
-    rows = shaped((*lead, run.at_once, run.rows), jnp.int32)
-    rates = shaped((*lead, run.at_once), jnp.float32)
-    states = jax.eval_shape(start, *seeds)
+    rows = shaped((run.at_once, run.rows), jnp.int32)
+    rates = shaped((run.at_once,), jnp.float32)
     jit = functools.partial(jax.jit, compiler_options=options)
     with kernels:
         lowered = [
             jit(start).lower(*seeds),
-            jit(advance, donate_argnums=0).lower(states, whole, rows, rates),
+            jit(advance, donate_argnums=0).lower(state, whole, rows, rates),
             *(
                 train.make_eval_step(graph).lower(state, batch)
                 for graph in forwards.values()
@@ -141,7 +130,6 @@ def compiled(
         start=start,
         advance=advance,
         evaluate=dict(zip(forwards, evaluate, strict=True)),
-        lanes=lanes,
         trace_seconds=traced - began,
         compile_seconds=time.perf_counter() - traced,
     )

@@ -40,7 +40,6 @@ class How:
       data: folder of tokens, or another source of text.
       out: file of results.
       deadline: time of day in seconds by which all must be done.
-      lanes: runs of one program side by side; 1: one after another.
       quantize, grouped: the kernels.
       git: the commit when the command began, before rows were added to its files.
     """
@@ -48,7 +47,6 @@ class How:
     data: DataConfig
     out: Path
     deadline: float
-    lanes: int = 1
     quantize: Quantize = "default"
     grouped: Grouped = "default"
     git: str | None = dataclasses.field(default_factory=record.git_sha)
@@ -63,18 +61,11 @@ class Task:
 
 
 def tasks(runs: Iterable[Run], how: How) -> Iterator[Task]:
-    """Yields runs by their programs, in the order of the first of each.
-
-    Those that go side by side are of one length.
-    """
-    by_program: dict[tuple[Run, int], list[Run]] = {}
+    """Yields runs by their programs, in the order of the first of each."""
+    by_program: dict[Run, list[Run]] = {}
     for run in runs:
-        steps = run.steps if how.lanes > 1 else 0
-        by_program.setdefault((run.program, steps), []).append(run)
-    for group in by_program.values():
-        whole = len(group) // how.lanes * how.lanes if how.lanes > 1 else len(group)
-        parts = (group[:whole], group[whole:])
-        yield from (Task(tuple(part), how) for part in parts if part)
+        by_program.setdefault(run.program, []).append(run)
+    yield from (Task(tuple(group), how) for group in by_program.values())
 
 
 def perform_all(queue: Sequence[Task], *, jobs: int) -> int:
@@ -138,14 +129,10 @@ def prepare(task: Task) -> Callable[[], int]:
     how, first = task.how, task.runs[0]
     if time.time() > how.deadline:
         return lambda: 0
-    lanes = min(how.lanes, len(task.runs))
-    lanes = 0 if lanes == 1 else lanes
     corpus = data.load_corpus(how.data)
     whole = text.read(corpus, first.length)
     kernels = choice(grouped=how.grouped, quantize=how.quantize)
-    program = compiled(
-        first, whole, how.data.vocab_size, lanes=lanes, kernels=KERNELS(kernels)
-    )
+    program = compiled(first, whole, how.data.vocab_size, kernels=KERNELS(kernels))
 
     def finish() -> int:
         about = {"git": how.git, "corpus": corpus.fingerprint}
@@ -164,20 +151,18 @@ def prepare(task: Task) -> Callable[[], int]:
 
 def _finish(task: Task, program: Program, setting: Setting) -> int:
     """Performs the runs of a task that there is time for; returns how many."""
-    results, size = study.Results(task.how.out), max(1, program.lanes)
-    for start in range(0, len(task.runs), size):
-        runs = task.runs[start : start + size]
-        cost, is_measured = budget.seconds(runs[0], Found(results.rows))
+    results = study.Results(task.how.out)
+    for done, run in enumerate(task.runs):
+        cost, is_measured = budget.seconds(run, Found(results.rows))
         try:
-            if is_measured and time.time() + cost * len(runs) > setting.deadline:
-                raise TooLong(cost * len(runs))
-            rows = perform(program, runs, setting)
+            if is_measured and time.time() + cost > setting.deadline:
+                raise TooLong(cost)
+            row = perform(program, run, setting)
         except TooLong as error:
-            print(f"{_name(runs[0])}: left out, {error}", flush=True)
-            return start
-        for row in rows:
-            results.add(row)
-            _say(row)
+            print(f"{_name(run)}: left out, {error}", flush=True)
+            return done
+        results.add(row)
+        _say(row)
     return len(task.runs)
 
 

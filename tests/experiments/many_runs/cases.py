@@ -53,7 +53,6 @@ def made_up(run):
         "losses": [loss] * 10,
         "seconds": 30.0,
         "tokens_per_s": 1e6,
-        "lanes": 0,
         "diverged": False,
     }
 

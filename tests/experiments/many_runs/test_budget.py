@@ -4,6 +4,7 @@ import pytest
 
 from experiments.many_runs import budget
 from experiments.many_runs.found import Found
+from experiments.many_runs.run import Run
 from tests.experiments.many_runs.cases import RUN, row
 
 
@@ -17,6 +18,17 @@ def test_a_run_costs_what_one_like_it_took():
     assert cost == pytest.approx(100 * 2 * 64 / 512, abs=5)
 
 
-def test_time_is_that_of_the_device():
-    rows = [{"seconds": 60.0, "lanes": 0}, {"seconds": 90.0, "lanes": 3}]
-    assert budget.minutes(rows) == pytest.approx(1.5)
+@pytest.mark.parametrize(
+    ("model", "policy", "tokens_per_s"),
+    [
+        ("dense_9m", "bf16", 4.25e6),
+        ("dense_9m", "e2m1_ref", 3.45e6),
+        ("moe_11m", "bf16", 4.4e6),
+    ],
+)
+def test_what_was_not_timed_costs_what_was_measured_of_flops(
+    model, policy, tokens_per_s
+):
+    run = Run(policy=policy, model=model, tokens=int(180e6), lr=2e-3)
+    cost, _ = budget.seconds(run, Found([]))
+    assert cost == pytest.approx(180e6 / tokens_per_s + budget._EVALUATION, rel=0.02)

@@ -71,7 +71,6 @@ def test_a_tiny_study_trains_and_shows(name, argv, tmp_path):
     [
         (["--only", "bf16", "ufp5"], "--only: must name policies of the study, bf16, "),
         (["--jobs", "0"], "--jobs: must be at least 1, got 0"),
-        (["--lanes", "0"], "--lanes: must be at least 1, got 0"),
     ],
 )
 def test_a_command_says_what_it_cannot_do(flags, expected, tmp_path, capsys):

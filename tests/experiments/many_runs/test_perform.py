@@ -19,7 +19,6 @@ def test_a_slow_first_call_is_no_reason_to_leave_a_run_out(bytes_of_two, corpus)
         return state, {"loss": np.ones(len(rates))}
 
     alone = SimpleNamespace(
-        lanes=0,
         start=lambda seed, noise: SimpleNamespace(skipped_in_row=0),
         advance=advance,
     )
@@ -27,8 +26,8 @@ def test_a_slow_first_call_is_no_reason_to_leave_a_run_out(bytes_of_two, corpus)
     setting = SimpleNamespace(
         corpus=corpus, data=bytes_of_two, whole=None, deadline=time.time() + 6
     )
-    perform._train(alone, [run], setting)
+    perform._train(alone, run, setting)
     assert calls == [1] * run.steps
     setting.deadline = time.time() + 1
     with pytest.raises(perform.TooLong):
-        perform._train(alone, [run], setting)
+        perform._train(alone, run, setting)

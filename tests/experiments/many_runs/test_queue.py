@@ -1,7 +1,6 @@
 import dataclasses
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -14,18 +13,13 @@ from tests.experiments.many_runs.cases import RUN, row
 
 
 def test_runs_share_a_program_where_only_numbers_differ(tmp_path):
-    how = How(data=DataConfig(), out=tmp_path / "r", deadline=0.0, lanes=2)
-    seeds = [dataclasses.replace(RUN, seed=seed) for seed in range(3)]
-    other = dataclasses.replace(RUN, policy="ufp4")
-    found = [task.runs for task in queue.tasks([*seeds[:2], other, seeds[2]], how)]
-    assert found == [tuple(seeds[:2]), (seeds[2],), (other,)]
-    longer = dataclasses.replace(RUN, tokens=2 * RUN.tokens)
-    assert [task.runs for task in queue.tasks([RUN, longer], how)] == [
-        (RUN,),
-        (longer,),
-    ]
-    alone = dataclasses.replace(how, lanes=1)
-    assert [task.runs for task in queue.tasks([RUN, longer], alone)] == [(RUN, longer)]
+    how = How(data=DataConfig(), out=tmp_path / "r", deadline=0.0)
+    seed, longer, other = (
+        dataclasses.replace(RUN, **fields)
+        for fields in ({"seed": 1}, {"tokens": 2 * RUN.tokens}, {"policy": "ufp4"})
+    )
+    found = [task.runs for task in queue.tasks([RUN, seed, other, longer], how)]
+    assert found == [(RUN, seed, longer), (other,)]
 
 
 def test_a_run_that_would_take_too_long_is_left_out(tmp_path, capsys, bytes_of_two):
@@ -33,8 +27,7 @@ def test_a_run_that_would_take_too_long_is_left_out(tmp_path, capsys, bytes_of_t
     results.add(row(dataclasses.replace(RUN, seed=9)))
     how = How(data=bytes_of_two, out=results.path, deadline=time.time() + 60)
     with pytest.MonkeyPatch.context() as patch:
-        nothing = SimpleNamespace(lanes=0)
-        patch.setattr(queue, "compiled", lambda *args, **kwargs: nothing)
+        patch.setattr(queue, "compiled", lambda *args, **kwargs: None)
         assert queue.prepare(Task((RUN,), how))() == 0
     assert "left out" in capsys.readouterr().out
     assert len(Results(results.path).rows) == 1
