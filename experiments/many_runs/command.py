@@ -31,12 +31,14 @@ class Study:
         argument.
       tiny: the few small ones that show that all of it works.
       parts: returns the tables of the README by name, and draws figures into a folder.
+      front: returns those of the project's front page.
     """
 
     folder: Path
     queue: Callable[[Found, float | None], Sequence[Run]]
     tiny: Sequence[Run]
     parts: Callable[[Found, Path], Mapping[str, str]]
+    front: Callable[[Found], Mapping[str, str]] = lambda found: {}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,12 +93,14 @@ def main(
             return 0
         if not arguments.show:
             died = _train(about, arguments, out)
-        parts = about.parts(Found.of(out), folder)
+        found = Found.of(out)
+        parts = about.parts(found, folder)
     except (ValueError, TypeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if arguments.out is None:
         study.show(about.folder / "README.md", parts)
+        study.show(about.folder.parents[1] / "README.md", about.front(found))
     for name, text in parts.items():
         print(f"{name}\n\n{text}\n")
     return int(died > 0)

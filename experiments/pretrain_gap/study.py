@@ -5,15 +5,22 @@ import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
+from experiments.folder import Row
 from experiments.many_runs import budget, figure, show
 from experiments.many_runs.command import Study
 from experiments.many_runs.found import Found
+from experiments.many_runs.gaps import gaps
 from experiments.many_runs.run import Run, tiny
 from experiments.many_runs.tuning import tuned, tuning
+from experiments.presets import REFERENCE
+from experiments.pretrain_gap import dots
+from experiments.report import tables
+from experiments.report.summary import mean_and_spread
 
 # Twenty tokens and more for each parameter.
 TOKENS = {"dense_9m": 180_000_000, "moe_11m": 220_000_000}
 SEEDED = ("bf16", "e2m1_ref", "ufp4")
+_NAMES = {"ufp4_e4m3": "`ufp4(Scale(E4M3))`"}  # of what is no preset
 OTHERS = ("ufp4_e4m3", "nvfp4", "ue5m3", "ti2d", "mxfp4", "quartet2")
 
 
@@ -57,7 +64,33 @@ def parts(found: Found, folder: Path) -> Mapping[str, str]:
         if rows:
             path = folder / f"{model}.png"
             figure.draw(rows, path, policies=(*SEEDED, *OTHERS))
+    dots.draw(_by_model(found), folder / "gaps.png")
     return shown
+
+
+def front(found: Found) -> Mapping[str, str]:
+    """Returns the losses and gaps of all models in one table."""
+    columns = {
+        model: {each.policy: each for each in gaps(rows)}
+        for model, rows in _by_model(found).items()
+    }
+    lines = []
+    for policy in (*SEEDED, *OTHERS):
+        cells = [_NAMES.get(policy, f"`{policy}`")]
+        for each in (column.get(policy) for column in columns.values()):
+            losses, of_it = ((), ()) if each is None else (each.losses, each.gaps)
+            cells.append(tables.number(*mean_and_spread(losses)) if losses else "")
+            cells.append("" if policy == REFERENCE else show.gap(of_it))
+        lines.append(cells)
+    models = ((f"`{model}`, held-out loss", "gap to BF16") for model in columns)
+    header = ("policy", *itertools.chain.from_iterable(models))
+    return {"gaps": tables.markdown(header, lines)}
+
+
+def _by_model(found: Found) -> dict[str, list[Row]]:
+    """Returns the rows at the tuned rate of each model that has some."""
+    by_model = {model: found.rows_of(main_runs(found, model)) for model in TOKENS}
+    return {model: rows for model, rows in by_model.items() if rows}
 
 
 STUDY = Study(
@@ -65,4 +98,5 @@ STUDY = Study(
     queue=queue,
     tiny=tiny("bf16", "ufp4"),
     parts=parts,
+    front=front,
 )

@@ -194,7 +194,8 @@ def loss_and_gradient(policy, **changes):
         logits = jax.nn.log_softmax(model(inputs[:, :-1]))
         return -jnp.take_along_axis(logits, inputs[:, 1:, None], axis=-1).mean()
 
-    options = {"xla_allow_excess_precision": False}
+    # LLVM would contract products and sums in one loop and not in another.
+    options = {"xla_allow_excess_precision": False, "xla_backend_optimization_level": 0}
     return jax.jit(jax.value_and_grad(loss), compiler_options=options)(params, 0)
 
 

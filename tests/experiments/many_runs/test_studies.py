@@ -55,11 +55,14 @@ def test_pages_stay_where_runs_diverge(name, tmp_path, few_draws):
     assert all(Found(rows).row(run) for run in queue)  # rates were found
     page = "".join(found.parts(Found(rows), tmp_path).values())
     assert "diverged" in page and "nan" not in page
+    assert "nan" not in "".join(found.front(Found(rows)).values())
 
 
 def test_what_the_committed_rows_say_is_what_the_pages_show(tmp_path):
     for name in STUDIES:
         found = about(name)
         page = (found.folder / "README.md").read_text()
-        parts = found.parts(Found.of(found.folder / "results.jsonl"), tmp_path)
-        assert study.filled(page, parts) == page
+        rows = Found.of(found.folder / "results.jsonl")
+        assert study.filled(page, found.parts(rows, tmp_path)) == page
+        front = (found.folder.parents[1] / "README.md").read_text()
+        assert study.filled(front, found.front(rows)) == front
