@@ -10,6 +10,7 @@ from flax import nnx
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
+from fp4jax.kernels.sums import float32_sums
 from fp4jax.models.config import PARTS, ModelConfig
 from fp4jax.nnx import DotGeneral, Gemm
 from fp4jax.numerics import Quantizer, Site
@@ -21,8 +22,6 @@ from fp4jax.sharding import constrain, num_shards, spec, used
 
 ACTIVATION_DTYPE = jnp.bfloat16
 LINEAR_OUTPUT = "linear_output"  # what rematerialization may save
-
-_sums = functools.partial(lax.dot_general, preferred_element_type=jnp.float32)
 
 
 def _as_they_are(arrays, /, **_):
@@ -238,7 +237,7 @@ def _head(
     The gradient of the kernel stays float32: that of a bfloat16 operand is rounded, and
     over parts of a batch once for each.
     """
-    return _sums(*_operands(gather, x, kernel), (((x.ndim - 1,), (axis,)), ((), ())))
+    return _sums(*_operands(gather, x, kernel), (x.ndim - 1,), (axis,))
 
 
 def _head_fwd(gather: Gather | None, axis: int, x: jax.Array, kernel: jax.Array):
@@ -253,15 +252,22 @@ def _head_bwd(
 ):
     x, kernel = _operands(gather, *saved)
     g = g.astype(ACTIVATION_DTYPE)
-    dx = _sums(g, kernel, (((g.ndim - 1,), (1 - axis,)), ((), ())))
+    dx = _sums(g, kernel, (g.ndim - 1,), (1 - axis,))
     tokens = tuple(range(g.ndim - 1))
-    dkernel = _sums(*((x, g) if axis == 0 else (g, x)), ((tokens, tokens), ((), ())))
+    dkernel = _sums(*((x, g) if axis == 0 else (g, x)), tokens, tokens)
     if gather is not None:
         dkernel = gather.store(dkernel)
     return dx.astype(saved[0].dtype), dkernel.astype(saved[1].dtype)
 
 
 _head.defvjp(_head_fwd, _head_bwd)
+
+
+def _sums(
+    a: jax.Array, b: jax.Array, of_a: tuple[int, ...], of_b: tuple[int, ...]
+) -> jax.Array:
+    """Returns the float32 sums of products over these axes of both."""
+    return float32_sums(a, b, dimension_numbers=((of_a, of_b), ((), ())))
 
 
 def _operands(

@@ -15,6 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fp4jax.kernels.sums import float32_on_cpu
+
 
 def ssd(
     x: jax.Array,
@@ -132,9 +134,13 @@ def _exp(exponent: jax.Array, *, where: jax.Array) -> jax.Array:
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 3))
 def _product(labels: str, x: jax.Array, y: jax.Array, dtype: Any) -> jax.Array:
     """Returns an einsum with sums in `dtype`; its gradients have operands of x's."""
-    return jnp.einsum(
-        labels, x, y, precision=lax.Precision.HIGHEST, preferred_element_type=dtype
+    product = functools.partial(
+        jnp.einsum,
+        labels,
+        precision=lax.Precision.HIGHEST,
+        preferred_element_type=dtype,
     )
+    return float32_on_cpu(product, x, y)
 
 
 def _product_fwd(labels: str, x: jax.Array, y: jax.Array, dtype: Any):

@@ -18,6 +18,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from fp4jax.kernels.sums import float32_on_cpu
 from fp4jax.numerics import E4M3, E8M0, Quantizer, blocks, exact, formats
 from fp4jax.numerics.blockwise import Blocks
 from fp4jax.numerics.packing import fits_half_a_byte
@@ -116,7 +117,7 @@ def matmul(
         )
 
     def in_fp8() -> jax.Array:
-        y = _on_tensor_cores(multiply, *arrays)
+        y = float32_on_cpu(multiply, *arrays)
         of_a, of_b = (
             jnp.squeeze(x.exponent, operand.axis)
             for x, operand in zip(pair, (a, b), strict=True)
@@ -163,16 +164,7 @@ def multiply(a: Scaled, b: Scaled, dtype: Any) -> jax.Array:
             preferred_element_type=dtype,
         )
 
-    return _on_tensor_cores(product, a.array, b.array)
-
-
-def _on_tensor_cores(multiply: Callable[..., jax.Array], *arrays: jax.Array):
-    """A CPU has none: it multiplies float32."""
-    return lax.platform_dependent(
-        *arrays,
-        cpu=lambda *x: multiply(*(x.astype(jnp.float32) for x in x)),
-        default=multiply,
-    )
+    return float32_on_cpu(product, a.array, b.array)
 
 
 def shift(grid: formats.Format) -> int:

@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ from jax import lax
 
 from fp4jax.kernels import devices, grouped_matmul
 from fp4jax.kernels.choice import Products, chosen
-from fp4jax.kernels.sums import in_turn
+from fp4jax.kernels.sums import float32_on_cpu, in_turn
 from fp4jax.numerics.groups import Groups
 from fp4jax.numerics.manual import varying_as
 
@@ -42,8 +42,8 @@ def rows(
     """
     if (kernels := _kernels(x, w.shape[3 - axis], precision)) is not None:
         return kernels.rows(x, w, groups, axis=axis, factors=factors, dtype=dtype)
-    scan = functools.partial(scan_rows, axis=axis, precision=precision)
-    return _times(_float32_on_cpu(scan, x, w, groups), factors, groups).astype(dtype)
+    scan = functools.partial(scan_rows, groups=groups, axis=axis, precision=precision)
+    return _times(float32_on_cpu(scan, x, w), factors, groups).astype(dtype)
 
 
 def weights(
@@ -67,9 +67,9 @@ def weights(
     """
     if (kernels := _kernels(x, dy.shape[2], precision)) is not None:
         return kernels.weights(x, dy, groups, factors=factors, dtype=dtype)
-    scan = functools.partial(scan_weights, precision=precision)
+    scan = functools.partial(scan_weights, groups=groups, precision=precision)
     each = Groups(None, groups.count)
-    return _times(_float32_on_cpu(scan, x, dy, groups), factors, each).astype(dtype)
+    return _times(float32_on_cpu(scan, x, dy), factors, each).astype(dtype)
 
 
 def scan_rows(
@@ -156,7 +156,11 @@ def has_group(groups: Groups) -> jax.Array:
 
 def _times(y: jax.Array, factors: Sequence[jax.Array], groups: Groups) -> jax.Array:
     """Returns sums, whose first axis is of groups, times the factors [e] of each."""
-    return in_turn(y, [groups.spread(factor, y.ndim) for factor in factors])
+    if groups.of is not None:  # zeros without a group stay so, whatever factors are
+        place = [factor.at[groups.of] for factor in factors]
+        factors = [at.get(mode="fill", fill_value=0) for at in place]
+    inner = range(1, y.ndim)
+    return in_turn(y, [lax.expand_dims(factor, inner) for factor in factors])
 
 
 def _ragged_dot(
@@ -198,19 +202,6 @@ def _kernels(x: jax.Array, n: int, precision: Any) -> Products | None:
 def _say(why: str) -> None:
     """Logs a choice, each reason once."""
     _log.info("grouped products run as a scan in XLA: %s.", why)
-
-
-def _float32_on_cpu(
-    product: Callable[..., jax.Array], a: jax.Array, b: jax.Array, groups: Groups
-) -> jax.Array:
-    """Calls a product; on a CPU of float32 operands, exact likewise, and faster."""
-    if a.dtype == jnp.float32:
-        return product(a, b, groups)
-
-    def on_cpu(a: jax.Array, b: jax.Array, groups: Groups) -> jax.Array:
-        return product(a.astype(jnp.float32), b.astype(jnp.float32), groups)
-
-    return lax.platform_dependent(a, b, groups, cpu=on_cpu, default=product)
 
 
 # The scan over tiles on every device, Hopper GPUs too.

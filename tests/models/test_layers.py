@@ -93,6 +93,34 @@ def test_logits_are_float32_sums_of_bfloat16_products():
         np.testing.assert_allclose(logits, expected, atol=32 * 2**-22)
 
 
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_gradients_of_logits_are_sums_of_bfloat16_products(is_tied):
+    embed, x = Embed(SMALL, rngs=nnx.Rngs(0)), activations(2, 4, 32)
+    table = embed.embedding[...]
+    dy = jax.random.normal(jax.random.key(2), (2, 4, 64))
+    layer = embed if is_tied else tied_head(table)
+    logits = Embed.attend if is_tied else Head.__call__
+
+    @nnx.jit
+    def transposed_gradients(layer, x):
+        def loss(layer, x):
+            return jnp.sum(dy * logits(layer, x))
+
+        of_layer, of_x = nnx.grad(loss, argnums=(0, 1))(layer, x)
+        return *(leaf.T for leaf in jax.tree.leaves(of_layer)), of_x.mT
+
+    of_table, of_x = transposed_gradients(layer, x.astype(jnp.float32))
+    of_table = of_table.T if is_tied else of_table
+    x, dy, table = (
+        np.asarray(a.astype(jnp.bfloat16), np.float64) for a in (x, dy, table)
+    )
+    assert of_table.dtype == of_x.dtype == jnp.float32
+    # Sums of at most 64 float32 products, each below 8.
+    np.testing.assert_allclose(of_x.mT, dy @ table, atol=64 * 2**-21)
+    expected = np.einsum("btv,btd->vd", dy, x)
+    np.testing.assert_allclose(of_table, expected, atol=64 * 2**-21)
+
+
 def tied_head(table):
     head = Head(SMALL, rngs=nnx.Rngs(0))
     head.kernel[...] = table.T

@@ -106,7 +106,9 @@ class Rows(Program):
         segments, (*factors, out) = Segments(*refs[:4]), refs[4:]
         segment, column = self._at(i, w)
         steps, first, rows, group = self._of(segment, x, segments)
-        scales = [factor[lax.min(group, self.count - 1)] for factor in factors]
+        # Zeros without a group stay so, whatever the factors are.
+        at, has_group = lax.min(group, self.count - 1), group < self.count
+        scales = [jnp.where(has_group, factor[at], 0.0) for factor in factors]
         own = own_rows()
         rows = rows - own
 
