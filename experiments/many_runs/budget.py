@@ -34,7 +34,7 @@ def seconds(run: Run, found: Found, vocab_size: int = 8192) -> tuple[float, bool
 
 def table(runs: Sequence[Run], found: Found) -> Table:
     """Returns the queue: every run, whether it is done, and its cost."""
-    shown = Table("run", "M tokens", "lr", "seed", "s", "", title="Queue")
+    shown = Table("run", "M tokens", "lr", "seed.noise", "seconds", "", title="Queue")
     left = 0.0
     for run in runs:
         cost, measured = seconds(run, found)
@@ -46,9 +46,13 @@ def table(runs: Sequence[Run], found: Found) -> Table:
             f"{run.lr:g}",
             f"{run.seed}.{run.noise}",
             f"{cost:.0f}",
-            "done" if done else "" if measured else "expected",
+            "done" if done else "as timed" if measured else "expected",
         )
-    shown.caption = f"{len(runs)} runs; {left / 60:.0f} minutes are left to do"
+    devices = {row["device"] for row in found.rows if "device" in row} or {"an H200"}
+    shown.caption = (
+        f"{len(runs)} runs; {left / 60:.0f} minutes are left to do on "
+        f"{', '.join(sorted(devices))}; rates not known yet are taken as {RATE:g}"
+    )
     return shown
 
 

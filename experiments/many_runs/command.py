@@ -11,7 +11,7 @@ import tyro
 
 from experiments import study, terminal
 from experiments.kernels.chosen import Grouped, Quantize
-from experiments.many_runs import budget, queue
+from experiments.many_runs import budget, queue, show
 from experiments.many_runs.found import Found
 from experiments.many_runs.queue import How
 from experiments.many_runs.run import Run
@@ -95,6 +95,9 @@ def main(
             died = _train(about, arguments, out)
         found = Found.of(out)
         parts = about.parts(found, folder)
+        if arguments.tiny:
+            rows = found.rows_of(about.tiny)
+            parts = {"tiny": show.of_gaps(rows, base=about.tiny[0].policy)}
     except (ValueError, TypeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -43,8 +43,8 @@ class Found:
         texts = {row["corpus"] for row in own} | ({corpus} if corpus else set())
         if len(texts) > 1:
             raise ValueError(
-                f"--data: losses on one text are compared, got {len(texts)} with the "
-                f"runs in {str(path)!r}. Train on theirs, or use another --out."
+                "--data: must be the text of the runs that are compared, those in "
+                f"{str(path)!r}, got another. Name theirs, or another --out."
             )
         files = (_FOLDER / name / "results.jsonl" for name in STUDIES)
         rows = (row for file in files for row in read_log(file))

@@ -157,6 +157,7 @@ def _finish(task: Task, program: Program, setting: Setting) -> int:
         try:
             if is_measured and time.time() + cost > setting.deadline:
                 raise TooLong(cost)
+            print(f"{_name(run)}: {run.steps} steps", flush=True)
             row = perform(program, run, setting)
         except TooLong as error:
             print(f"{_name(run)}: left out, {error}", flush=True)

@@ -43,7 +43,7 @@ def test_a_command_trains_what_is_missing(
     monkeypatch.setattr(command, "DataConfig", lambda source: other)
     assert command.main(study, argv) == 2
     err = capsys.readouterr().err
-    assert "--data: losses on one text are compared, got 2" in err
+    assert "--data: must be the text of the runs that are compared" in err
     assert Results(tmp_path / "results.jsonl").rows == rows
     found = rows[0]
     assert found["steps"] == 8 and not found["diverged"]

@@ -18,7 +18,7 @@ def test_runs_of_studies_count_on_their_own_text(tmp_path, monkeypatch):
     ]
     assert of("") == [0] and of(STUDIES[0]) == [1, 2]
     assert of("none") == [1, 2] and of("none", corpus="a") == []
-    with pytest.raises(ValueError, match="one text are compared, got 2"):
+    with pytest.raises(ValueError, match="the text of the runs that are compared"):
         of("", corpus="b")
 
 
