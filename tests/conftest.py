@@ -28,6 +28,7 @@ BREADTH = (
     r"experiments/operands/.*(tensors_are|of_the_tensor|was_stopped|training_took)",
     r"experiments/many_runs/.*(of_the_trainer|tiny_study)",
     r"experiments/test_processes.*(onto_(eight|one)|killed_while)",
+    r"kernels/test_amax.*(rht64|drawn|float32|\(2, 3|triton|lanes|padded|P\('a',\))",
     r"kernels/test_exchange.*else\[(1|64)-",
     r"kernels/test_both.*(widths_may|of_each|ways\[(?!ufp4-spec1.*Auto))",
     r"kernels/test_partition.*(without_kernels|come_together|lanes_(of_lanes|have))",

@@ -1,5 +1,7 @@
 """What only real kernels can show."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,12 +10,12 @@ import pytest
 from fp4jax.kernels import devices
 from fp4jax.kernels.choice import KERNELS, Kernels
 from fp4jax.kernels.grouped_matmul import Hopper
-from fp4jax.kernels.quantize import MOSAIC, Output
+from fp4jax.kernels.quantize import MOSAIC, XLA, Output
 from fp4jax.kernels.tile import Tile
 from fp4jax.numerics.groups import Groups
 from fp4jax.ops.grouped_matmul import SCAN, weights
 from fp4jax.ops.grouped_matmul import rows as rows_of
-from tests.kernels import test_both
+from tests.kernels import test_amax, test_both
 from tests.kernels.cases import QUANTIZERS, asked, parts, tensor
 from tests.kernels.test_quantize import check
 
@@ -68,6 +70,26 @@ def test_many_tiles_of_tokens_equal_the_reference(name, rows, axis):
     x = tensor((256, rows, 1024), jnp.bfloat16)
     tokens = jax.random.bits(jax.random.key(1), x.shape[:2])
     check(MOSAIC, x, QUANTIZERS[name], axis, tokens=tokens)
+
+
+@on_a_device
+@pytest.mark.parametrize("shape", [(2048, 16, 1024), (256, 64, 768)], ids=str)
+@pytest.mark.parametrize("name", ["nvfp4-rht", "drawn-signs"])
+def test_amaxes_of_many_entries_equal_the_reference(name, shape):
+    test_amax.check_entries(MOSAIC, shape, jnp.bfloat16, name)
+
+
+@on_a_device
+def test_groups_have_the_amaxes_of_their_entries():
+    of = np.random.default_rng(2).integers(0, 65, 2048)  # the last is none
+    groups = Groups(jnp.asarray(np.where(of == 5, 6, of), jnp.int32), 64)
+    x = tensor((2048, 16, 1024), jnp.bfloat16) * 2.0 ** (groups.of % 8)[:, None, None]
+    function = functools.partial(test_amax.amax_of, groups=groups)
+    x, quantizer = x.astype(jnp.bfloat16), QUANTIZERS["nvfp4-rht"]
+    found = jax.jit(lambda x: function(x, quantizer))(x)
+    with KERNELS(Kernels(quantize=XLA)):
+        expected = jax.jit(lambda x: function(x, quantizer))(x)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 @pytest.mark.skipif(WITHOUT_WGMMA is not None, reason=WITHOUT_WGMMA or "")

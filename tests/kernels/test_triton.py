@@ -160,7 +160,8 @@ def interpreted(*arguments):
     command += ["-q", "-k", "triton"]
     environment = {"TRITON_INTERPRET": "1", "JAX_PLATFORMS": "cpu"}
     environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # others may warn of xdist
-    tests = [str(Path(__file__).with_name("test_quantize.py"))]
+    names = "test_quantize.py", "test_amax.py"
+    tests = [str(Path(__file__).with_name(name)) for name in names]
     run = subprocess.run(
         [*command, *arguments, *tests],
         env=os.environ | environment,

@@ -110,7 +110,7 @@ def grouped(name):
 WS = jnp.stack([W, W, -W])
 
 
-@pytest.mark.parametrize("name", ["ufp4", "ti2d", "ue5m3", "nvfp4"])
+@pytest.mark.parametrize("name", ["ufp4", "ti2d", "ue5m3", "nvfp4", "four_over_six"])
 def test_of_groups(name):
     check(grouped(name), w=WS)
 
@@ -121,8 +121,9 @@ def test_of_groups_under_vmap():
 
 
 @mosaic
-def test_of_groups_by_interpreted_kernels():
-    check(grouped("ufp4"), w=WS, by=INTERPRETED)
+@pytest.mark.parametrize("name", ["ufp4", "nvfp4"])
+def test_of_groups_by_interpreted_kernels(name):
+    check(grouped(name), w=WS, by=INTERPRETED)
 
 
 def test_held_amaxes():
@@ -176,9 +177,10 @@ def test_lowers_for_gpus_of_a_mesh(name, kind, monkeypatch):
 
 
 @mosaic
-def test_groups_lower_for_gpus(monkeypatch):
+@pytest.mark.parametrize("name, kernels", [("ufp4", 6), ("nvfp4", 8)])
+def test_groups_lower_for_gpus(name, kernels, monkeypatch):
     monkeypatch.setattr(devices, "without_mosaic", lambda: None)
     with KERNELS(Kernels(quantize=MOSAIC)):
-        traced = step(grouped("ufp4")).trace(X, WS)
+        traced = step(grouped(name)).trace(X, WS)
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    assert len(re.findall(r"custom_call @mosaic_gpu\w*\(", text)) == 6
+    assert len(re.findall(r"custom_call @mosaic_gpu\w*\(", text)) == kernels

@@ -19,9 +19,12 @@ def tensor_amax(
     axis: int,
     key: jax.Array | None,
     site: Site,
+    entries: int = 0,
     interpret: Any = None,
 ) -> jax.Array:
     """Returns max |x H'|, float32 [], NaN where it has one.
+
+    Of each index of some leading axes, whose shape is then that of the result.
 
     Args:
       x: float32 or bfloat16, of whole runs, and a multiple of 128 of them.
@@ -29,6 +32,7 @@ def tensor_amax(
       axis: the contraction axis.
       key: of signs that are drawn.
       site: which stream of the key they are of.
+      entries: how many leading axes; before `axis`, which is not the last then.
       interpret: as `plgpu.kernel` takes it.
     """
     view, size = View.of(x, axis), rotation.size
@@ -60,4 +64,4 @@ def tensor_amax(
         out_type=jax.ShapeDtypeStruct(geometry.grid, jnp.int32),
         interpret=interpret,
     )
-    return exact.float_of(jnp.max(parts))
+    return exact.float_of(jnp.max(parts.reshape(*x.shape[:entries], -1), -1))

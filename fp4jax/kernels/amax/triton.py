@@ -20,9 +20,12 @@ def tensor_amax(
     axis: int,
     key: jax.Array | None,
     site: Site,
+    entries: int = 0,
     capability: int | None = None,
 ) -> jax.Array:
     """Returns max |x H'|, float32 [], NaN where it has one.
+
+    Of each index of some leading axes, whose shape is then that of the result.
 
     Args:
       x: float32 or bfloat16, of whole runs.
@@ -30,6 +33,7 @@ def tensor_amax(
       axis: the contraction axis.
       key: of signs that are drawn.
       site: which stream of the key they are of.
+      entries: how many leading axes; before `axis`, which is not the last then.
       capability: as of `launch`.
     """
     view, size = View.of(x, axis), rotation.size
@@ -48,7 +52,7 @@ def tensor_amax(
         SIGNS=None if drawn else signs,
         SIZE=size,
     )
-    return exact.float_of(jnp.max(parts))
+    return exact.float_of(jnp.max(parts.reshape(*x.shape[:entries], -1), -1))
 
 
 @triton.jit

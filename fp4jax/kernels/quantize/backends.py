@@ -24,6 +24,12 @@ def rotated(x: jax.Array, way: Way, key: jax.Array | None) -> jax.Array:
     return hadamard.rotate(x, signs, way.axis)
 
 
+def _amax(x: jax.Array, entries: int) -> jax.Array:
+    """Returns max |x|, of each index of so many leading axes."""
+    amax = blocks.amax(x, tuple(range(entries, x.ndim)))
+    return amax.reshape(x.shape[:entries])
+
+
 class Backend(abc.ABC):
     """One way to quantize an array.
 
@@ -59,8 +65,14 @@ class Backend(abc.ABC):
         return [self.quantize(x, *way) for way in ways]
 
     @abc.abstractmethod
-    def amax(self, x: jax.Array, way: Way, key: jax.Array | None) -> jax.Array:
-        """Returns float32 [], what a fresh tensor scale is made of."""
+    def amax(
+        self, x: jax.Array, way: Way, key: jax.Array | None, entries: int = 0
+    ) -> jax.Array:
+        """Returns what a fresh tensor scale is made of, float32 [].
+
+        Of each index of as many leading axes as `entries`, before the contraction axis,
+        which is not the last then.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,9 +96,9 @@ class Xla(Backend):
             inputs = dataclasses.replace(inputs, groups=Groups(None, amax.size))
         return reference.quantize(x, way, inputs)
 
-    def amax(self, x, way, key) -> jax.Array:
+    def amax(self, x, way, key, entries=0) -> jax.Array:
         """Rotates as the reference does."""
-        return blocks.amax(rotated(x, way, key))
+        return _amax(rotated(x, way, key), entries)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,13 +160,14 @@ class Mosaic(Backend):
 
         return mosaic.quantize_all(x, ways, interpret=self.interpret)
 
-    def amax(self, x, way, key) -> jax.Array:
+    def amax(self, x, way, key, entries=0) -> jax.Array:
         """Calls the kernel of rotated arrays; XLA reads others as fast."""
         if (rotation := way.quantizer.rotation) is None:
-            return blocks.amax(x)
+            return _amax(x, entries)
         from fp4jax.kernels.amax import mosaic
 
         how: dict[str, Any] = {"axis": way.axis, "key": key, "site": way.site}
+        how |= {"entries": entries}
         return mosaic.tensor_amax(x, rotation, **how, interpret=self.interpret)
 
     @property
@@ -196,13 +209,14 @@ class Triton(Backend):
 
         return triton.quantize(x, way, inputs, capability=self.capability)
 
-    def amax(self, x, way, key) -> jax.Array:
+    def amax(self, x, way, key, entries=0) -> jax.Array:
         """Calls the kernel of rotated arrays; XLA reads others as fast."""
         if (rotation := way.quantizer.rotation) is None:
-            return blocks.amax(x)
+            return _amax(x, entries)
         from fp4jax.kernels.amax import triton
 
         how: dict[str, Any] = {"axis": way.axis, "key": key, "site": way.site}
+        how |= {"entries": entries}
         return triton.tensor_amax(x, rotation, **how, capability=self.capability)
 
 

@@ -59,7 +59,7 @@ class Both:
         axes = sorted(set[int]().union(*runs))
         return {i: math.lcm(*(of.get(i, 1) for of in runs)) for i in axes}
 
-    def returns(self, inputs: tuple[Inputs, ...]) -> tuple[bool, ...]:
+    def returns(self, inputs: tuple[Inputs, ...]) -> tuple[int | None, ...]:
         """As of `Call`."""
         return _joined(call.returns(of) for call, of in self._each(inputs))
 

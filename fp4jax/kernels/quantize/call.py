@@ -5,6 +5,7 @@ lane, and is computed by every device for its part of the array.
 """
 
 import functools
+import logging
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fp4jax.kernels.quantize import matrix, partition
+from fp4jax.kernels.quantize.amaxes import Amaxes
 from fp4jax.kernels.quantize.backends import Backend, rotated
 from fp4jax.kernels.quantize.both import Both
 from fp4jax.kernels.quantize.outputs import Quantized
@@ -21,6 +23,8 @@ from fp4jax.kernels.quantize.part import Call
 from fp4jax.kernels.quantize.way import Inputs, Way
 from fp4jax.numerics import blocks, hadamard
 from fp4jax.numerics.blockwise import tensor_level
+
+_log = logging.getLogger(__name__)
 
 
 def quantize(x: jax.Array, way: Way, inputs: Inputs, backend: Backend) -> Quantized:
@@ -65,7 +69,7 @@ def _asked(
         tokens = blocks.pad_to_multiple(tokens, way.runs)
     if (groups := inputs.groups) is not None:
         if amax is None:
-            amax = groups.amax(rotated(x, way, key))
+            amax = groups.amax(_to_amax(x, call, key))
         amax = groups.spread(amax, 1)
     draws, rounds_so = way.quantizer.draws, way.quantizer.is_stochastic
     of_call = Inputs(
@@ -76,6 +80,19 @@ def _asked(
     )
     x, of_call = lax.stop_gradient((x, of_call))
     return x, call, of_call
+
+
+def _to_amax(x: jax.Array, call: Call, key: jax.Array | None) -> jax.Array:
+    """Returns an array with the amaxes that the entries of x have once rotated."""
+    if (rotation := call.quantizer.rotation) is None:
+        return x  # which XLA reads as fast
+    if call.axis == x.ndim - 1:
+        _say("tiles of runs along the last axis may be of two entries")
+        return rotated(x, call, key)
+    draws = key is not None and rotation.draws
+    inputs = Inputs(key=jax.random.key_data(key) if draws else None)
+    (amax,) = fp4_amax(*lax.stop_gradient((x, inputs)), call=Amaxes.of(call))
+    return amax
 
 
 def _quantized(
@@ -110,6 +127,12 @@ def fp4_quantize_both(
     return _of_lanes(call)(x, inputs)
 
 
+@functools.partial(jax.jit, static_argnames="call")
+def fp4_amax(x: jax.Array, inputs: Inputs, *, call: Amaxes) -> tuple[Any, ...]:
+    """Returns what `call.quantize` does, of the whole."""
+    return _of_lanes(call)(x, inputs)
+
+
 @functools.cache
 def _of_lanes(call: Call | Both) -> Any:
     """Returns the operation, which knows `jax.vmap`."""
@@ -133,3 +156,9 @@ def _of_lanes(call: Call | Both) -> Any:
         return found, jax.tree.map(lambda _: True, found)
 
     return operation
+
+
+@functools.cache
+def _say(why: str) -> None:
+    """Logs a choice, each reason once."""
+    _log.info("amaxes of groups are taken of a rotated copy in XLA: %s.", why)

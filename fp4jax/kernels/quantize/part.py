@@ -8,7 +8,7 @@ Random bits depend on where an element stands, and a fresh tensor scale on all o
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -32,26 +32,28 @@ class Call(Way):
       backend: who does it.
       length: of the other axis, which is padded to whole blocks.
       lanes: how many leading axes are of arrays that have inputs of their own.
+      entries: how many, lanes among them, are of entries with an amax each; 0: none.
     """
 
     backend: Backend
     length: int | None = None
     lanes: int = 0
+    entries: int = 0
 
-    def of_more_rows(self) -> "Call":
+    def of_more_rows(self) -> Self:
         """Returns that of an array with one free axis more, its first."""
         other = None if self.other is None else self.other + 1
         return dataclasses.replace(self, axis=self.axis + 1, other=other)
 
-    def of_more_lanes(self) -> "Call":
+    def of_more_lanes(self) -> Self:
         """Returns that of several arrays, along a first axis."""
         return dataclasses.replace(self.of_more_rows(), lanes=self.lanes + 1)
 
-    def of_a_lane(self) -> "Call":
+    def of_a_lane(self) -> Self:
         """Returns that of one of the arrays along the first axis."""
         return dataclasses.replace(self.of_fewer_rows([0]), lanes=self.lanes - 1)
 
-    def of_fewer_rows(self, axes: list[int]) -> "Call":
+    def of_fewer_rows(self, axes: list[int]) -> Self:
         """Returns that of an array without some of its free axes."""
         axis, other = (
             i if i is None else i - sum(apart < i for apart in axes)
@@ -70,9 +72,9 @@ class Call(Way):
         """Whether a tensor scale is made of the array."""
         return self.quantizer.tensor_scale is not None and inputs.amax is None
 
-    def returns(self, inputs: Inputs) -> tuple[bool, ...]:
-        """Whether each of the results lies as the array does, or has but its lanes."""
-        return (True,) * len(self.outputs) + (False,) * self.reads_all(inputs)
+    def returns(self, inputs: Inputs) -> tuple[int | None, ...]:
+        """How many leading axes of the array each of the results has; None: all."""
+        return (None,) * len(self.outputs) + (self.lanes,) * self.reads_all(inputs)
 
     def quantize(
         self, x: jax.Array, inputs: Inputs, spread: Spread = ()
@@ -123,8 +125,8 @@ def of_all(call: Call, x: jax.Array, inputs: Inputs, spread: Spread) -> Inputs:
     if key is not None:
         key = jax.random.wrap_key_data(key, impl="threefry2x32")
     if call.reads_all(inputs):
-        amax = call.backend.amax(_padded(call, x, x), call, key)
-        if names := tuple(name for axis in spread for name in axis):
+        amax = call.backend.amax(_padded(call, x, x), call, key, call.entries)
+        if names := tuple(name for axis in spread[call.entries :] for name in axis):
             amax = exact.float_of(lax.pmax(exact.bits_of(amax), names))
     return dataclasses.replace(inputs, key=key, amax=amax)
 

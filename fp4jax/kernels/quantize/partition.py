@@ -114,8 +114,8 @@ def _explicit(call: Call | Both, x: jax.Array, inputs: Any) -> tuple[Any, ...]:
     """Quantizes an array whose type says how it is spread."""
     sharding = jax.typeof(x).sharding
     mesh, spread = sharding.mesh, _spread(sharding.spec, x.ndim)
-    of_rest, of_inputs = _beside(call, inputs, sharding.spec)
-    found = (sharding.spec if alike else of_rest for alike in call.returns(inputs))
+    of_inputs = _beside(call, inputs, sharding.spec)
+    found = (P(*sharding.spec[:axes]) for axes in call.returns(inputs))
     inputs = jax.tree.map(
         lambda a, spec: jax.sharding.reshard(a, NamedSharding(mesh, spec)),
         inputs,
@@ -148,14 +148,14 @@ def _auto(call: Call | Both, structure: Any, axes: tuple[tuple[str, int], ...]) 
         x = args[0]
         mesh, spread = in_runs(x, mesh, axes, call.runs)
         of_x = NamedSharding(mesh, P(*(names or None for names in spread)))
-        of_rest, of_inputs = _beside(call, inputs, of_x.spec)
+        of_inputs = _beside(call, inputs, of_x.spec)
 
         def local(x: jax.Array, *leaves: jax.Array) -> tuple[Any, ...]:
             of_part = jax.tree.unflatten(structure, leaves)
             return call.quantize(x, of_part, spread)
 
-        of_rest, alike = NamedSharding(mesh, of_rest), call.returns(inputs)
-        found = tuple(of_x if each else of_rest for each in alike)
+        axes_of = call.returns(inputs)
+        found = tuple(NamedSharding(mesh, P(*of_x.spec[:n])) for n in axes_of)
         assert len(found) == len(results)
         specs = jax.tree.leaves(of_inputs, is_leaf=lambda x: isinstance(x, P))
         read = (of_x, *(NamedSharding(mesh, spec) for spec in specs))
@@ -170,8 +170,8 @@ def _auto(call: Call | Both, structure: Any, axes: tuple[tuple[str, int], ...]) 
     return partitioned(whole, partition, rule)
 
 
-def _beside(call: Call | Both, inputs: Any, spec: P) -> tuple[P, Any]:
-    """Returns how lanes are spread, and how what is read beside an array is.
+def _beside(call: Call | Both, inputs: Any, spec: P) -> Any:
+    """Returns how what is read beside an array is spread.
 
     Tokens and amaxes lie where the rows and entries are that they are of.
     """
@@ -184,7 +184,7 @@ def _beside(call: Call | Both, inputs: Any, spec: P) -> tuple[P, Any]:
         )
         return dataclasses.replace(specs, amax=amax, tokens=tokens)
 
-    return of_lanes, jax.tree.map(of_each, inputs, is_leaf=_is_inputs)
+    return jax.tree.map(of_each, inputs, is_leaf=_is_inputs)
 
 
 def _is_inputs(x: Any) -> bool:
@@ -232,11 +232,7 @@ def _rule(call: Call | Both, inputs: Any, args: Any, results: Any) -> SdyShardin
             for j, of in enumerate(args[1:])
         ),
     )
-    alike = call.returns(inputs)
-    found = tuple(
-        mapping(of) if alike[j] else replicated(of, f"r{j}n")
-        for j, of in enumerate(results)
-    )
+    found = tuple(map(mapping, results))
     sizes = {f"d{i}": n for i, n in runs.items()} | inside
     return rule_of(operands, found, sizes=sizes, inside=list(inside))
 
