@@ -75,6 +75,7 @@ def check_entries(backend, shape, dtype, name):
     assert np.isnan(found).sum() == 2 and np.isinf(found).sum() == 1
 
 
+@pytest.mark.filterwarnings("ignore:invalid value")  # of infinities, by NumPy
 @backends
 @pytest.mark.parametrize("name", ROTATED)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
