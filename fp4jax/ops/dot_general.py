@@ -133,7 +133,7 @@ def dot_general(
     out = jax.eval_shape(lax_dot, lhs, rhs)  # checks the dimensions as lax does
     check_operands(recipe, key, "dot_general", lhs=lhs, rhs=rhs, result=out)
     if key is None and recipe.draws(Site.FPROP_X, Site.FPROP_W):
-        raise ValueError(NO_KEY.format("for the forward pass of"))
+        raise ValueError(NO_KEY.format("dot_general", "for the forward pass of"))
     check_held(recipe, held, step)
     if recipe.compute == "native" and (precision, out_sharding) != (None, None):
         raise ValueError(
@@ -248,7 +248,7 @@ def pack_w(
     check_operands(recipe, key, "pack_w", w=w)
     check_held(recipe, held, step)
     if key is None and recipe.draws(Site.FPROP_W, Site.DGRAD_W):
-        raise ValueError(NO_KEY.format("to quantize the weight of"))
+        raise ValueError(NO_KEY.format("pack_w", "to quantize the weight of"))
     step = None if step is None else jnp.asarray(step, jnp.int32)
     w, held = lax.stop_gradient((w, held))
     return pack_weight(Gemms.of_one(w, recipe), w, Noise(key), held, step)

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -63,8 +63,10 @@ class Gemms:
       lhs: abstract value of lhs: its shape, dtype and sharding.
       rhs: likewise.
       gather: how w, which is rhs, comes together; None where it lies as products want.
+      caller: the function whose products they are.
     """
 
+    caller: ClassVar[str] = "dot_general"
     recipe: Recipe
     batch: int
     weight: Position

@@ -78,7 +78,7 @@ def grouped_dot(
             "layers of groups: dataclasses.replace(recipe, compute='bf16')."
         )
     if key is None and recipe.draws(Site.FPROP_X, Site.FPROP_W):
-        raise ValueError(NO_KEY.format("for the forward pass of"))
+        raise ValueError(NO_KEY.format(caller, "for the forward pass of"))
     check_held(recipe, held, step, caller=caller, groups=groups.count)
     _check_packed(packed, recipe)
     _check_packed_w(packed_w, recipe)
@@ -137,7 +137,7 @@ def pack_experts(
     check_operands(recipe, key, "pack_experts", w=w)
     check_held(recipe, held, step, caller="pack_experts", groups=w.shape[0])
     if key is None and recipe.draws(Site.FPROP_W, Site.DGRAD_W):
-        raise ValueError(NO_KEY.format("to quantize the weights of"))
+        raise ValueError(NO_KEY.format("pack_experts", "to quantize the weights of"))
     step = None if step is None else jnp.asarray(step, jnp.int32)
     if held is not None:
         held = lax.convert_element_type(

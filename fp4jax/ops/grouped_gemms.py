@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,7 @@ class GroupedGemms(Gemms):
       groups: of the tiles; None until the product is computed, since they are data.
     """
 
+    caller: ClassVar[str] = "ragged_dot"
     groups: Groups | None = None
 
     @classmethod

@@ -16,7 +16,7 @@ from fp4jax.ops.noise import Noise
 from fp4jax.ops.residuals import PackedOperand, PackedWeight
 
 NO_KEY = (
-    "dot_general: key must be a PRNG key {} a recipe that draws random numbers, got "
+    "{}: key must be a PRNG key {} a recipe that draws random numbers, got "
     "key=None. Pass key=..., a new one at every step; in a Flax NNX model call "
     "fp4jax.nnx.set_step(model, step) inside the training step, to a Linen model give "
     "rngs={{'quant': key}}, which its nn.scan and nn.vmap split."
@@ -38,7 +38,7 @@ def fp4_dot(
 def _fp4_dot_fwd(gemms: Gemms, lhs, rhs, noise, held, step, packed, packed_w, groups):
     gemms = _with_groups(gemms, groups)
     if noise.key is None and gemms.recipe.draws():
-        raise ValueError(NO_KEY.format("to differentiate"))
+        raise ValueError(NO_KEY.format(gemms.caller, "to differentiate"))
     lhs, rhs = _first_order_only(lhs), _first_order_only(rhs)
     amaxes = _amaxes(gemms, lhs, rhs, held, step, packed_w)
     prepared = gemms.prepared(lhs, _fprop_w(rhs, packed_w), noise)

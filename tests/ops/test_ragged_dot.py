@@ -279,7 +279,7 @@ def test_rows_on_several_devices_are_one_sentence(name):
 
 def test_what_cannot_be_differentiated_raises():
     x, w, dy = operands(37)
-    with pytest.raises(ValueError, match="must be a PRNG key to differentiate"):
+    with pytest.raises(ValueError, match="ragged_dot: key must be a PRNG key to diff"):
         jax.eval_shape(jax.grad(functools.partial(loss, key=None)), x, w, dy)
     second = jax.grad(lambda x: jnp.sum(jax.grad(loss)(x, w, dy)))
     with pytest.raises(NotImplementedError, match="second derivative"):
