@@ -125,7 +125,9 @@ def test_what_hangs_has_no_more_than_its_time_after_a_signal(monkeypatch):
 
 
 def test_a_closed_terminal_ends_all():
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored
     process = start("import time; print('ready', flush=True); time.sleep(600)")
+    signal.signal(signal.SIGHUP, before)
     ready = {process.stdout.readline() for _ in range(2)}
     assert ready == {"[0] ready\n", "[1] ready\n"}
     process.send_signal(signal.SIGHUP)
