@@ -63,7 +63,7 @@ def test_after_a_signal_the_others_may_save():
         import os, signal, sys, time
         def stop(*_):
             time.sleep(1.0 * int(os.environ["JAX_PROCESS_ID"]))
-            print("saved", flush=True)
+            os.write(1, b"saved\\n")  # print may have been interrupted
             sys.exit(75)
         signal.signal(signal.SIGTERM, stop)
         print("ready", flush=True)
@@ -79,9 +79,9 @@ def test_after_a_signal_the_others_may_save():
 
 def test_a_signal_reaches_all_and_their_status_comes_back():
     code = """
-        import signal, sys, time
+        import os, signal, sys, time
         def stop(*_):
-            print("stopped", flush=True)
+            os.write(1, b"stopped\\n")
             sys.exit(75)
         signal.signal(signal.SIGTERM, stop)
         print("ready", flush=True)
