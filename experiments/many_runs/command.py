@@ -94,10 +94,11 @@ def main(
         if not arguments.show:
             died = _train(about, arguments, out)
         found = Found.of(out)
-        parts = about.parts(found, folder)
         if arguments.tiny:
             rows = found.rows_of(about.tiny)
             parts = {"tiny": show.of_gaps(rows, base=about.tiny[0].policy)}
+        else:
+            parts = about.parts(found, folder)
     except (ValueError, TypeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

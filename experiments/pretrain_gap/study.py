@@ -57,14 +57,15 @@ def parts(found: Found, folder: Path) -> Mapping[str, str]:
         "rates": show.of_rates(found, TOKENS),
         "budget": show.of_budget(queue(found, budget.RATE), found),
     }
+    by_model = _by_model(found)
     for model in TOKENS:
-        rows = found.rows_of(main_runs(found, model))
+        rows = by_model.get(model, [])
         shown[model] = show.of_gaps(rows, base="e2m1_ref")
         shown[f"{model} by domain"] = show.of_domains(rows)
         if rows:
             path = folder / f"{model}.png"
             figure.draw(rows, path, policies=(*SEEDED, *OTHERS))
-    dots.draw(_by_model(found), folder / "gaps.png")
+    dots.draw(by_model, folder / "gaps.png")
     return shown
 
 
