@@ -1,14 +1,12 @@
 """The products of queries, keys and values, by cuDNN where it can."""
 
-import functools
-import logging
-
 import jax
 import jax.numpy as jnp
 
 from fp4jax.kernels import devices
+from fp4jax.kernels.log import once
 
-_log = logging.getLogger(__name__)
+_say = once(__name__, "attention runs in XLA: %s.")
 
 _CAPABILITY = 8  # of the GPUs that cuDNN has fused attention for
 _HOPPER = 9
@@ -72,9 +70,3 @@ def without_cudnn(
     if length % 2:
         return f"rows must have an even number of tokens, got {length}"
     return None
-
-
-@functools.cache
-def _say(why: str) -> None:
-    """Logs a choice, each reason once."""
-    _log.info("attention runs in XLA: %s.", why)

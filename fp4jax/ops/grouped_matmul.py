@@ -1,7 +1,6 @@
 """Products of tiles of tokens, each by the matrix of its group, with float32 sums."""
 
 import functools
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,11 +10,12 @@ from jax import lax
 
 from fp4jax.kernels import devices, grouped_matmul
 from fp4jax.kernels.choice import Products, chosen
+from fp4jax.kernels.log import once
 from fp4jax.kernels.sums import float32_on_cpu, in_turn
 from fp4jax.numerics.groups import Groups
 from fp4jax.numerics.manual import varying_as
 
-_log = logging.getLogger(__name__)
+_say = once(__name__, "grouped products run as a scan in XLA: %s.")
 _dot = functools.partial(lax.dot_general, preferred_element_type=jnp.float32)
 
 
@@ -196,12 +196,6 @@ def _kernels(x: jax.Array, n: int, precision: Any) -> Products | None:
         return kernels
     _say(why)
     return None
-
-
-@functools.cache
-def _say(why: str) -> None:
-    """Logs a choice, each reason once."""
-    _log.info("grouped products run as a scan in XLA: %s.", why)
 
 
 # The scan over tiles on every device, Hopper GPUs too.

@@ -1,13 +1,12 @@
 """Fused quantization: the choice of who does it."""
 
-import functools
-import logging
 from collections.abc import Sequence
 from typing import Literal, get_args
 
 import jax
 
 from fp4jax.kernels.choice import chosen
+from fp4jax.kernels.log import once
 from fp4jax.kernels.quantize import call, partition, reference
 from fp4jax.kernels.quantize.backends import KERNELS_OF_GPUS, Backend
 from fp4jax.kernels.quantize.outputs import Output, Quantized
@@ -18,7 +17,7 @@ from fp4jax.numerics.blocks import Tiling
 from fp4jax.numerics.blockwise import Blocks
 
 Implementation = Literal["mosaic", "triton", "xla"]
-_log = logging.getLogger(__name__)
+_say = once(__name__, "quantize runs in XLA: %s.")
 
 
 def quantize(
@@ -184,9 +183,3 @@ def _cut(found: Quantized, shape: tuple[int, ...], way: Way) -> Quantized:
         for output, array in found.arrays.items()
     }
     return Quantized(arrays, found.tensor_scale, found.signs)
-
-
-@functools.cache
-def _say(why: str) -> None:
-    """Logs a choice, each reason once."""
-    _log.info("quantize runs in XLA: %s.", why)

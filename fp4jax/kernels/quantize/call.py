@@ -5,7 +5,6 @@ lane, and is computed by every device for its part of the array.
 """
 
 import functools
-import logging
 from collections.abc import Sequence
 from itertools import islice
 from typing import Any
@@ -14,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fp4jax.kernels.log import once
 from fp4jax.kernels.quantize import matrix, partition
 from fp4jax.kernels.quantize.amaxes import Amaxes
 from fp4jax.kernels.quantize.backends import Backend, rotated
@@ -24,7 +24,7 @@ from fp4jax.kernels.quantize.way import Inputs, Way
 from fp4jax.numerics import blocks, hadamard
 from fp4jax.numerics.blockwise import tensor_level
 
-_log = logging.getLogger(__name__)
+_say = once(__name__, "amaxes of groups are taken of a rotated copy in XLA: %s.")
 
 
 def quantize(x: jax.Array, way: Way, inputs: Inputs, backend: Backend) -> Quantized:
@@ -156,9 +156,3 @@ def _of_lanes(call: Call | Both) -> Any:
         return found, jax.tree.map(lambda _: True, found)
 
     return operation
-
-
-@functools.cache
-def _say(why: str) -> None:
-    """Logs a choice, each reason once."""
-    _log.info("amaxes of groups are taken of a rotated copy in XLA: %s.", why)

@@ -1,7 +1,5 @@
 """Products of a packed operand: the choice of who computes them."""
 
-import functools
-import logging
 from collections.abc import Sequence
 from typing import Literal, get_args
 
@@ -9,12 +7,13 @@ import jax
 import jax.numpy as jnp
 
 from fp4jax.kernels.choice import chosen
+from fp4jax.kernels.log import once
 from fp4jax.kernels.quantize import Output, Written
 from fp4jax.kernels.scaled_matmul.backends import MOSAIC, XLA
 from fp4jax.kernels.scaled_matmul.reference import Side
 
 Implementation = Literal["mosaic", "xla"]
-_log = logging.getLogger(__name__)
+_say = once(__name__, "scaled_matmul runs in XLA: %s.")
 
 
 def scaled_matmul(
@@ -85,9 +84,3 @@ def scaled_matmul(
     return backend.multiply(
         packed, other, axis=axis, side=side, factors=tuple(factors), dtype=dtype
     )
-
-
-@functools.cache
-def _say(why: str) -> None:
-    """Logs a choice, each reason once."""
-    _log.info("scaled_matmul runs in XLA: %s.", why)
