@@ -48,11 +48,12 @@ in_triton = pytest.mark.skipif(
     devices.without_triton() is not None and "TRITON_INTERPRET" not in os.environ,
     reason="Triton kernels need a GPU or their interpreter",
 )
-# Every kernel that can run here, where need be interpreted.
+# Kernels that can run here, where need be interpreted.
+RUNNING = INTERPRETED if devices.without_mosaic() else MOSAIC
 backends = pytest.mark.parametrize(
     "backend",
     [
-        pytest.param(INTERPRETED if devices.without_mosaic() else MOSAIC, marks=mosaic),
+        pytest.param(RUNNING, marks=mosaic),
         pytest.param(
             Triton(90) if devices.without_triton() else TRITON, marks=in_triton
         ),

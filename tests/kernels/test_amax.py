@@ -20,14 +20,15 @@ from fp4jax.numerics.hadamard import PerStepSigns
 from tests.kernels.cases import (
     OPAQUE,
     QUANTIZERS,
+    RUNNING,
     asked,
     backends,
     mosaic,
     on_cpu,
+    several_devices,
     tensor,
 )
 
-AUTO, EXPLICIT = (jax.make_mesh((4, 2), ("a", "b"), (t, t)) for t in list(AxisType)[:2])
 NVFP4 = QUANTIZERS["nvfp4-rht"]
 ROTATED = {
     "nvfp4-rht": NVFP4,
@@ -98,14 +99,14 @@ def test_groups_have_amaxes_of_their_entries(name, backend):
 @mosaic
 def test_shapes_are_padded_to_what_the_kernel_takes():
     x = tensor((8, 40, 72), jnp.bfloat16)
-    check(lambda x: amax_of(x, NVFP4), x, by=INTERPRETED)
+    check(lambda x: amax_of(x, NVFP4), x, by=RUNNING)
 
 
 @pytest.mark.parametrize(
     "name, in_axes", [("nvfp4-rht", (0, None)), ("drawn-signs", (0, 0))]
 )
 @pytest.mark.parametrize(
-    "by", [OPAQUE, pytest.param(INTERPRETED, marks=mosaic)], ids=["opaque", "mosaic"]
+    "by", [OPAQUE, pytest.param(RUNNING, marks=mosaic)], ids=["opaque", "mosaic"]
 )
 def test_lanes_have_groups_of_their_own(by, name, in_axes):
     x = tensor((8, 32, 128), jnp.bfloat16)
@@ -120,7 +121,8 @@ def test_lanes_of_lanes_are_those_of_one_vmap():
     check(jax.vmap(jax.vmap(lane), (0, None)), x, KEYS, by=OPAQUE)
 
 
-@pytest.mark.parametrize("mesh", [AUTO, EXPLICIT], ids=["auto", "explicit"])
+@several_devices
+@pytest.mark.parametrize("kind", list(AxisType)[:2], ids=["auto", "explicit"])
 @pytest.mark.parametrize(
     "spec, sent",
     [
@@ -130,7 +132,8 @@ def test_lanes_of_lanes_are_those_of_one_vmap():
     ],
     ids=str,
 )
-def test_devices_take_the_amaxes_of_their_parts(mesh, spec, sent):
+def test_devices_take_the_amaxes_of_their_parts(kind, spec, sent):
+    mesh = jax.make_mesh((4, 2), ("a", "b"), (kind, kind))
     x = jax.random.normal(jax.random.key(0), (8, 256, 128))
     sharding = NamedSharding(mesh, spec)
     expected = amax_of(x, NVFP4, groups=Groups(None, 8))
@@ -143,11 +146,13 @@ def test_devices_take_the_amaxes_of_their_parts(mesh, spec, sent):
     assert set(re.findall(names, program.as_text())) == sent
 
 
+@several_devices
 def test_groups_of_a_mesh_have_amaxes_of_all_devices():
+    mesh = jax.make_mesh((4, 2), ("a", "b"), (AxisType.Auto, AxisType.Auto))
     x = jax.random.normal(jax.random.key(0), (8, 256, 128))
     expected = amax_of(x, NVFP4)
-    with jax.set_mesh(AUTO), KERNELS(Kernels(quantize=OPAQUE)):
-        x = jax.device_put(x, NamedSharding(AUTO, P("a", None, "b")))
+    with jax.set_mesh(mesh), KERNELS(Kernels(quantize=OPAQUE)):
+        x = jax.device_put(x, NamedSharding(mesh, P("a", None, "b")))
         found = jax.jit(lambda x: amax_of(x, NVFP4))(x)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 

@@ -11,7 +11,6 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fp4jax import recipes
-from fp4jax.kernels import devices
 from fp4jax.kernels.quantize import (
     INTERPRETED,
     MOSAIC,
@@ -28,6 +27,7 @@ from tests.kernels.cases import (
     FITTING,
     OPAQUE,
     QUANTIZERS,
+    RUNNING,
     assert_equal,
     interpreter,
     mosaic,
@@ -92,8 +92,7 @@ def check(backend, x, name):
 @pytest.mark.parametrize("name", ["ufp4", "nvfp4", "mxfp4"])
 @pytest.mark.parametrize("shape", [(64, 256), (2, 64, 128)], ids=str)
 def test_one_kernel_equals_the_reference_of_each(name, shape):
-    backend = INTERPRETED if devices.without_mosaic() else MOSAIC
-    check(backend, tensor(shape, jnp.bfloat16), name)
+    check(RUNNING, tensor(shape, jnp.bfloat16), name)
 
 
 @mosaic

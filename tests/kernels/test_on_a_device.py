@@ -21,8 +21,6 @@ from tests.kernels.test_quantize import check
 
 WHY = devices.without_mosaic()
 on_a_device = pytest.mark.skipif(WHY is not None, reason=WHY or "")
-
-
 WITHOUT_WGMMA = devices.without_wgmma()
 UNEVEN = np.random.default_rng(0).multinomial(500, np.ones(64) / 64)
 
@@ -38,10 +36,6 @@ def test_a_hundred_runs_give_one_result(name, axis):
     first, *others = (jax.device_get(run(x)) for _ in range(100))
     for other in others:
         jax.tree.map(np.testing.assert_array_equal, other, first)
-
-
-WITHOUT_WGMMA = devices.without_wgmma()
-UNEVEN = np.random.default_rng(0).multinomial(500, np.ones(64) / 64)
 
 
 @on_a_device

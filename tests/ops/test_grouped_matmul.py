@@ -17,7 +17,7 @@ from fp4jax.kernels.grouped_matmul import HOPPER, Hopper
 from fp4jax.kernels.tile import Tile
 from fp4jax.numerics.groups import Groups
 from fp4jax.ops import grouped_matmul
-from tests.kernels.cases import mosaic
+from tests.kernels.cases import mosaic, several_devices
 
 OF = jnp.array([2, 0, 3, 0], jnp.int32)  # the third has no group, no group has number 1
 GROUPS = Groups(OF, 3)
@@ -194,8 +194,8 @@ def test_kernels_are_lowered_for_hopper(peers):
 
 
 @mosaic
+@several_devices
 def test_one_of_several_devices_multiplies_by_kernels():
-    assert jax.device_count() > 1
     x = jax.ShapeDtypeStruct((TILES.of.size, 16, 128), jnp.bfloat16)
     w = jax.ShapeDtypeStruct((4, 128, 128), jnp.bfloat16)
 
@@ -225,12 +225,16 @@ def test_what_kernels_do_not_take(shape, sizes, dtype, precision, why):
     for met in (None, "highest", lax.Precision.DEFAULT, (lax.Precision.HIGH, None)):
         assert why_not(x, (128, 128), met) is None
     assert HOPPER.why_not(x, (128, 128), None) is None
-    with jax.set_mesh(jax.make_mesh((2,), "a")):  # no rule divides them over devices
-        spread = jax.device_put(x, jax.P("a"))
-        of_parts = HOPPER.why_not(spread, (128, 128), None)
-    assert of_parts is not None and "mesh {'a': 2}" in of_parts
     found = why_not(jnp.zeros(shape, dtype), sizes, precision)
     assert found is not None and why in found
+
+
+@several_devices
+def test_kernels_do_not_take_what_no_rule_divides_over_devices():
+    x = jnp.zeros((8, 16, 128), jnp.bfloat16)
+    with jax.set_mesh(jax.make_mesh((2,), "a")):
+        why = HOPPER.why_not(jax.device_put(x, jax.P("a")), (128, 128), None)
+    assert why is not None and "mesh {'a': 2}" in why
 
 
 @mosaic
