@@ -83,7 +83,7 @@ def _locked(path: Path) -> Generator[None]:
         yield
 
 
-def matching(rows: Iterable[Row], **fields: Any) -> list[Row]:
+def matching(rows: Iterable[Row], /, **fields: Any) -> list[Row]:
     """Returns the rows that have these values."""
     return [row for row in rows if fields.items() <= row.items()]
 

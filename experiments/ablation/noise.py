@@ -21,7 +21,7 @@ WHOLE = ("bf16", "e2m1_ref", "ufp4")  # trained with other seeds, noise included
 _STREAMS = range(1, 6)  # of random bits, beside that of the seed
 _SIGNS = ("ufp4_signs_3", "ufp4_signs_6", "ufp4_signs_per_step")
 _SITES = ("ufp4_sr_dgrad", "ufp4_sr_wgrad", "ufp4_no_sr")
-_LARGER, _TOKENS = "dense_4m", 97_000_000
+_LARGER = "dense_4m"
 _FACTORS = (0.5, 2.0)  # of the learning rate
 
 
@@ -48,7 +48,7 @@ def runs(base: Run) -> list[Run]:
         for noise in (range(3) if policy != "bf16" else range(1))
     ]
     larger = [
-        of(base, policy=policy, model=_LARGER, tokens=_TOKENS, noise=noise)
+        of(Run.whole(_LARGER, base.lr), policy=policy, noise=noise)
         for policy in WHOLE
         for noise in (range(3) if policy != "bf16" else range(1))
     ]

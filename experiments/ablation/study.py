@@ -12,7 +12,7 @@ from experiments.many_runs.run import Run, tiny
 from experiments.many_runs.tuning import tuned, tuning
 from experiments.many_runs.variants import TI2D, UE5M3
 
-MODEL, TOKENS, SEEDS = "dense_2m", 40_000_000, 3
+MODEL, SEEDS = "dense_2m", 3
 
 # By the recipe that they are parts of, which comes first.
 SECTIONS: Mapping[str, tuple[str, ...]] = {
@@ -34,10 +34,8 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
 
 def base(found: Found, assumed: float | None = None) -> Run | None:
     """Returns the BF16 run at the tuned rate, or None before it is tuned."""
-    rate = tuned(found, MODEL, TOKENS, assumed=assumed)
-    if rate is None:
-        return None
-    return Run(policy="bf16", model=MODEL, tokens=TOKENS, lr=rate)
+    rate = tuned(found, MODEL, assumed=assumed)
+    return None if rate is None else Run.whole(MODEL, rate)
 
 
 def seeded(base: Run, policies: Iterable[str]) -> list[Run]:
@@ -51,7 +49,7 @@ def seeded(base: Run, policies: Iterable[str]) -> list[Run]:
 
 def queue(found: Found, assumed: float | None = None) -> list[Run]:
     """Returns the runs: of UFP4's parts, of its noise, then of the others'."""
-    runs = tuning(found, MODEL, TOKENS)
+    runs = tuning(found, MODEL)
     if (first := base(found, assumed)) is None:
         return runs
     ufp4, *others = SECTIONS.values()

@@ -21,7 +21,7 @@ RATE = 2e-3  # of runs whose learning rate is not known yet
 def seconds(run: Run, found: Found, vocab_size: int = 8192) -> tuple[float, bool]:
     """Returns how long a run takes once compiled, and whether such a run was timed."""
     tokens = run.steps * run.rows * run.length
-    alike = found.find(model=run.model, policy=run.policy)
+    alike = found.find(model=run.model, policy=run.policy, rows=run.rows)
     speeds = [row["tokens_per_s"] for row in alike]
     if speeds:
         return tokens / max(speeds) + _EVALUATION, True

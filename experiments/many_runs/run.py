@@ -7,8 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from experiments.folder import Row
-from experiments.many_runs.shapes import SHAPES
+from experiments.many_runs.shapes import SHAPES, TRAINING
 from experiments.many_runs.variants import POLICIES
+from experiments.presets import REFERENCE
 from fp4jax import train
 from fp4jax.data import DataConfig
 from fp4jax.models import ModelConfig
@@ -64,6 +65,11 @@ class Run:
                 f"{', '.join(missing)}. Remove it, or use another --out."
             )
         return cls(**{name: row[name] for name in names})
+
+    @classmethod
+    def whole(cls, model: str, lr: float) -> Self:
+        """Returns the run of a model in BF16 on all its tokens."""
+        return cls(policy=REFERENCE, model=model, lr=lr, **TRAINING[model]._asdict())
 
     @property
     def piece(self) -> Row:

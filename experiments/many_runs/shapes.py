@@ -1,4 +1,4 @@
-"""The shapes of models that many short runs train, wide and shallow for speed.
+"""The models that many short runs train, and how long: wide and shallow for speed.
 
 Where a vector has some hundred numbers, a step waits for memory, and what it moves
 grows with width times depth, where FLOPs grow with the square of the width. A scan over
@@ -9,10 +9,18 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import NamedTuple
 
 from fp4jax.models import ModelConfig, MoEConfig
 
 _VOCAB = 8192  # replaced by the tokenizer's
+
+
+class Training(NamedTuple):
+    """How many tokens a model is trained on, and how many rows a batch has."""
+
+    tokens: int
+    rows: int
 
 
 def _dense(layers: int, width: int, hidden: int) -> ModelConfig:
@@ -61,5 +69,18 @@ SHAPES: Mapping[str, ModelConfig] = MappingProxyType(
             blocks="TE",
             moe=_experts(num_experts=4, d_expert=64, d_shared=64),
         ),
+    }
+)
+
+# Twenty tokens and more for each parameter, in 2,400 to 3,400 steps. Losses fall
+# fastest from the 200th to the 800th: seeds of runs that end there lie far apart.
+TRAINING: Mapping[str, Training] = MappingProxyType(
+    {
+        "dense_2m": Training(tokens=40_000_000, rows=32),
+        "dense_4m": Training(tokens=97_000_000, rows=64),
+        "dense_9m": Training(tokens=180_000_000, rows=128),
+        "dense_18m": Training(tokens=370_000_000, rows=256),
+        "dense_35m": Training(tokens=650_000_000, rows=512),
+        "moe_11m": Training(tokens=220_000_000, rows=128),
     }
 )

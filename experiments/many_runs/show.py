@@ -1,6 +1,6 @@
 """Tables of runs for the pages of studies."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from experiments.folder import Row
 from experiments.many_runs import budget
@@ -59,16 +59,16 @@ def of_domains(rows: Sequence[Row]) -> str:
     return tables.markdown(("gap", *domains), lines)
 
 
-def of_rates(found: Found, tokens: Mapping[str, int]) -> str:
+def of_rates(found: Found, models: Iterable[str]) -> str:
     """Returns the held-out loss of BF16 at every learning rate that was tried."""
     lines, ends = [], []
-    by_model = {model: tuning(found, model, count) for model, count in tokens.items()}
+    by_model = {model: tuning(found, model) for model in models}
     tried = sorted({run.lr for runs in by_model.values() for run in runs})
     for model, runs in by_model.items():
         losses = {row["lr"]: loss(row) for row in found.rows_of(runs)}
         cells = (tables.number(losses.get(rate)) for rate in tried)
         lines.append((f"`{model}`", f"{runs[0].tokens / 1e6:.0f}", *cells))
-        if tuned(found, model, tokens[model]) in (RATES[0], MOST):
+        if tuned(found, model) in (RATES[0], MOST):
             ends.append(f"`{model}`")
     header = ("model", "M tokens", *(f"{rate:g}" for rate in tried))
     table = tables.markdown(header, lines)

@@ -12,30 +12,28 @@ MOST = 64e-3
 _PART = 0.25  # of the tokens of a run, that a rate is tried for
 
 
-def tuning(found: Found, model: str, tokens: int) -> list[Run]:
-    """Returns BF16 at every rate, for a part of the tokens.
+def tuning(found: Found, model: str) -> list[Run]:
+    """Returns BF16 at every rate, for a part of the model's tokens.
 
     As long as the largest rate is the best, twice that is one more, up to `MOST`.
     """
-    base = Run(policy="bf16", model=model, tokens=int(_PART * tokens), lr=RATES[0])
-    runs = [dataclasses.replace(base, lr=rate) for rate in RATES]
+    whole = Run.whole(model, RATES[0])
+    tokens = int(_PART * whole.tokens)
+    runs = [dataclasses.replace(whole, tokens=tokens, lr=rate) for rate in RATES]
     while _best(found, runs) == runs[-1].lr < MOST:
-        runs.append(dataclasses.replace(base, lr=2 * runs[-1].lr))
+        runs.append(dataclasses.replace(whole, tokens=tokens, lr=2 * runs[-1].lr))
     return runs
 
 
-def tuned(
-    found: Found, model: str, tokens: int, *, assumed: float | None = None
-) -> float | None:
+def tuned(found: Found, model: str, *, assumed: float | None = None) -> float | None:
     """Returns the best rate, of those at which the run did not diverge.
 
     Args:
       found: so far.
       model: whose.
-      tokens: of its runs.
       assumed: what to return where that is not known.
     """
-    best = _best(found, tuning(found, model, tokens))
+    best = _best(found, tuning(found, model))
     return assumed if best is None else best
 
 

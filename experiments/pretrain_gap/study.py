@@ -17,8 +17,7 @@ from experiments.pretrain_gap import dots
 from experiments.report import tables
 from experiments.report.summary import mean_and_spread
 
-# Twenty tokens and more for each parameter.
-TOKENS = {"dense_9m": 180_000_000, "moe_11m": 220_000_000}
+MODELS = ("dense_9m", "moe_11m")
 SEEDED = ("bf16", "e2m1_ref", "ufp4")
 _NAMES = {"ufp4_e4m3": "`ufp4(Scale(E4M3))`"}  # of what is no preset
 OTHERS = ("ufp4_e4m3", "nvfp4", "ue5m3", "ti2d", "mxfp4", "quartet2")
@@ -26,10 +25,9 @@ OTHERS = ("ufp4_e4m3", "nvfp4", "ue5m3", "ti2d", "mxfp4", "quartet2")
 
 def main_runs(found: Found, model: str, assumed: float | None = None) -> list[Run]:
     """Returns the runs of a model at its tuned rate, none before it is tuned."""
-    tokens = TOKENS[model]
-    if (rate := tuned(found, model, tokens, assumed=assumed)) is None:
+    if (rate := tuned(found, model, assumed=assumed)) is None:
         return []
-    base = Run(policy="bf16", model=model, tokens=tokens, lr=rate)
+    base = Run.whole(model, rate)
     seeds = itertools.product(SEEDED, range(3))
     return [
         dataclasses.replace(base, policy=policy, seed=seed, noise=seed)
@@ -43,9 +41,9 @@ def queue(found: Found, assumed: float | None = None) -> list[Run]:
     The rates of the mixture are tried after those of the dense model are known.
     """
     runs: list[Run] = []
-    for model, tokens in TOKENS.items():
+    for model in MODELS:
         of_model = main_runs(found, model, assumed)
-        runs += [*tuning(found, model, tokens), *of_model]
+        runs += [*tuning(found, model), *of_model]
         if not of_model:
             break
     return runs
@@ -54,11 +52,11 @@ def queue(found: Found, assumed: float | None = None) -> list[Run]:
 def parts(found: Found, folder: Path) -> Mapping[str, str]:
     """Returns the tables of the README, and draws its figure."""
     shown = {
-        "rates": show.of_rates(found, TOKENS),
+        "rates": show.of_rates(found, MODELS),
         "budget": show.of_budget(queue(found, budget.RATE), found),
     }
     by_model = _by_model(found)
-    for model in TOKENS:
+    for model in MODELS:
         rows = by_model.get(model, [])
         shown[model] = show.of_gaps(rows, base="e2m1_ref")
         shown[f"{model} by domain"] = show.of_domains(rows)
@@ -90,7 +88,7 @@ def front(found: Found) -> Mapping[str, str]:
 
 def _by_model(found: Found) -> dict[str, list[Row]]:
     """Returns the rows at the tuned rate of each model that has some."""
-    by_model = {model: found.rows_of(main_runs(found, model)) for model in TOKENS}
+    by_model = {model: found.rows_of(main_runs(found, model)) for model in MODELS}
     return {model: rows for model, rows in by_model.items() if rows}
 
 

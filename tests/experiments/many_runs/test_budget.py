@@ -16,6 +16,7 @@ def test_a_run_costs_what_one_like_it_took():
     cost, is_measured = budget.seconds(longer, found)
     assert is_measured
     assert cost == pytest.approx(100 * 2 * 64 / 512, abs=5)
+    assert not budget.seconds(dataclasses.replace(longer, rows=4), found)[1]
 
 
 @pytest.mark.parametrize(
