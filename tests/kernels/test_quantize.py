@@ -2,6 +2,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from fp4jax import recipes
@@ -33,6 +34,7 @@ from fp4jax.numerics import (
     Scale,
     Stochastic,
 )
+from fp4jax.numerics.groups import Groups
 from tests.kernels.cases import (
     OPAQUE,
     QUANTIZERS,
@@ -256,6 +258,17 @@ def test_axes_may_be_negative_or_left_out_whoever_quantizes():
         found = quantize(x, quantizer, outputs=[Output.SCALES], axis=-1)
     assert found.arrays[Output.SCALES].shape == (2, 4)
     assert_equal(found, expected)
+
+
+def test_groups_that_draw_by_where_they_stand_are_left_to_xla_and_said(caplog):
+    x, quantizer = tensor((4, 16, 64), jnp.bfloat16), QUANTIZERS["nvfp4-sr-pad"]
+    way, inputs = asked(quantizer, 2, groups=Groups(jnp.array([0, 1, 1, 0]), 2))
+    api._say.cache_clear()  # products of other tests may have said it
+    with caplog.at_level("INFO"), KERNELS(Kernels(quantize=OPAQUE)):
+        found = api.quantize_blocks(x, way, inputs)
+    expected = reference.quantize_blocks(x, way, inputs)
+    np.testing.assert_array_equal(found.values, expected.values)
+    assert "groups whose rows draw by where they stand may go in" in caplog.text
 
 
 @no_kernel

@@ -18,6 +18,7 @@ from fp4jax.numerics.blockwise import Blocks
 
 Implementation = Literal["mosaic", "triton", "xla"]
 _say = once(__name__, "quantize runs in XLA: %s.")
+_PIECES = "groups whose rows draw by where they stand may go in pieces"
 
 
 def quantize(
@@ -123,7 +124,8 @@ def _of_blocks(x: jax.Array, way: Way, inputs: Inputs) -> Backend | None:
     """Returns who quantizes for products; None if XLA does."""
     # Rows that draw by where they stand may go in pieces, which are of no entries.
     has_pieces = way.quantizer.is_stochastic and inputs.tokens is None
-    return None if inputs.groups is not None and has_pieces else _backend(x, way)
+    is_of_pieces = inputs.groups is not None and has_pieces
+    return _backend(x, way, why=_PIECES if is_of_pieces else None)
 
 
 def _written(found: Quantized, x: jax.Array, way: Way) -> Written:
@@ -135,9 +137,20 @@ def _written(found: Quantized, x: jax.Array, way: Way) -> Written:
 
 
 def _backend(
-    x: jax.Array, way: Way, implementation: Implementation | None = None
+    x: jax.Array,
+    way: Way,
+    implementation: Implementation | None = None,
+    *,
+    why: str | None = None,
 ) -> Backend | None:
-    """Returns who quantizes, None if XLA does, which divides its work by itself."""
+    """Returns who quantizes, None if XLA does, which divides its work by itself.
+
+    Args:
+      x: what is quantized.
+      way: how.
+      implementation: as of `quantize`.
+      why: no kernel can, where that is known before.
+    """
     candidates = dict(KERNELS_OF_GPUS)
     if implementation is not None:
         candidates = {implementation: candidates[implementation]}
@@ -145,7 +158,7 @@ def _backend(
         if not backend.is_opaque:
             return None
         candidates = {type(backend).__name__: backend}
-    of_any = partition.why_not(x, way)
+    of_any = why or partition.why_not(x, way)
     reasons: dict[str, str] = {}
     for name, backend in candidates.items():
         why = of_any or backend.why_not(x, way)
