@@ -22,6 +22,14 @@ _KILLED = 5.0  # seconds that the kernel has to end those that are killed
 _AGAIN = 1.0  # seconds until a signal is another one: `timeout` sends its own twice
 _POLL = 0.05
 
+# Kills process groups, whose numbers it reads, once nobody is left to write more.
+_GUARD = """
+import contextlib, os, signal, sys
+for group in [int(line) for line in sys.stdin]:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+"""
+
 Received = tuple[int, float]  # a signal, and when it came, in seconds
 
 
@@ -35,6 +43,7 @@ class Arguments:
     - SIGTERM, SIGINT and SIGHUP go to all of them; another one, a second later or
       more, kills them.
     - Where one fails, the others are ended, and the exit status is that of the first.
+    - Where this command itself is killed, so are they.
     """
 
     processes: int = 2
@@ -76,7 +85,7 @@ def launch(command: Sequence[str], *, processes: int, saving: float = 300.0) -> 
         )
     address, children, pumps = f"localhost:{_free_port()}", [], []
     try:
-        with _signals_passed_to(children) as received:
+        with _guard() as guarded, _signals_passed_to(children) as received:
             for number in range(processes):
                 found_by = {
                     "JAX_COORDINATOR_ADDRESS": address,
@@ -92,6 +101,7 @@ def launch(command: Sequence[str], *, processes: int, saving: float = 300.0) -> 
                     start_new_session=True,  # or the terminal sends Ctrl-C as well
                 )
                 children.append(child)
+                guarded.write(b"%d\n" % child.pid)
                 for signal_before, _ in received:
                     _send(signal_before, [child])
                 pumps += _pumps(child, prefix=f"[{number}] ".encode())
@@ -133,6 +143,18 @@ def _wait(children: Sequence[subprocess.Popen], *, seconds: float) -> None:
     for child in children:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(max(0.0, deadline - time.monotonic()))
+
+
+@contextlib.contextmanager
+def _guard() -> Generator[IO[bytes]]:
+    """Takes numbers of groups, which do not outlive this process even on SIGKILL."""
+    pipe = {"stdin": subprocess.PIPE, "bufsize": 0, "start_new_session": True}
+    with subprocess.Popen([sys.executable, "-IS", "-c", _GUARD], **pipe) as guard:
+        assert guard.stdin is not None
+        try:
+            yield guard.stdin
+        finally:
+            guard.kill()
 
 
 def _send(number: int, children: Sequence[subprocess.Popen]) -> None:

@@ -1,10 +1,12 @@
 """Several processes by one command: what they are told, and how they end together."""
 
+import fcntl
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 
 import pytest
 
@@ -134,11 +136,32 @@ def test_a_closed_terminal_ends_all():
     assert finish(process)[0] == 128 + signal.SIGHUP
 
 
+def test_none_outlives_a_launcher_that_is_killed(tmp_path):
+    code = f"""
+        import fcntl, os, signal, time
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        file = open({str(tmp_path)!r} + "/" + os.environ["JAX_PROCESS_ID"], "w")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        print("ready", flush=True)
+        time.sleep(60)
+    """
+    process = start(code)
+    assert {process.stdout.readline() for _ in range(2)}
+    process.kill()
+    finish(process)
+    began = time.monotonic()
+    for number in range(2):
+        with open(tmp_path / str(number)) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # which a process has until it ends
+    assert time.monotonic() - began < 30
+
+
 def test_a_signal_reaches_those_that_start_after_it(monkeypatch):
     class Started(subprocess.Popen):
         def __init__(self, *args, **kwargs):
             super().__init__(*args, **kwargs)
-            if kwargs["env"]["JAX_PROCESS_ID"] == "0":
+            if kwargs.get("env", {}).get("JAX_PROCESS_ID") == "0":
                 signal.raise_signal(signal.SIGTERM)
 
     monkeypatch.setattr(launch.subprocess, "Popen", Started)
