@@ -132,11 +132,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             rows = evaluations.with_gaps([*rows, row])
             record.write_json(task.out, head | {"results": rows} | record.setting())
     except (ValueError, TypeError, ImportError, OSError) as error:
-        kept = f" {len(rows)} results are written." if rows else ""
+        kept = f" {tables.counted(len(rows), 'result')} written." if rows else ""
         print(f"error: {error}{kept}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(f"interrupted: {len(rows)} results are written.", file=sys.stderr)
+        kept = tables.counted(len(rows), "result")
+        print(f"interrupted: {kept} written.", file=sys.stderr)
         return 130
     show(rows, console(120))
     print(task.out)

@@ -31,6 +31,7 @@ from experiments.compare import Comparison
 from experiments.folder import Folder, of_processes
 from experiments.presets import ExperimentConfig, RunConfig
 from experiments.profiling import Profile
+from experiments.report import tables
 from experiments.stop import Stop
 from experiments.tracking import TensorBoard
 from experiments.trial import Stopped
@@ -174,7 +175,8 @@ def run(arguments: Arguments, argv: Sequence[str], stop: Stop) -> int:
             if jax.process_index() > 0:
                 return 0
             found = report.summarize(trials, baselines, average=config.run.average)
-            title = f"{arguments.model}, {config.run.steps} steps: loss of every policy"
+            steps = tables.counted(config.run.steps, "step")
+            title = f"{arguments.model}, {steps}: loss of every policy"
             report.write(found, trials, baselines, path, title=title, command=command)
         except (Stopped, KeyboardInterrupt):
             print(
@@ -191,7 +193,7 @@ def run(arguments: Arguments, argv: Sequence[str], stop: Stop) -> int:
     console.print(report.table(found))
     console.print(found.verdict, style="bold red" if found.valid is False else "green")
     if failures:
-        print(f"error: {failures} checkpoints were not written.", file=sys.stderr)
+        print(f"error: checkpoints not written: {failures}.", file=sys.stderr)
     diverged = [t for t in trials if not math.isfinite(t.heldout_loss)]
     failed = bool(diverged) if found.valid is None else not found.valid
     return int(failed or failures > 0)
@@ -284,12 +286,14 @@ def introduction(
     tokens = config.data.batch_size * config.data.sequence_length
     used, visible = 1 if mesh is None else mesh.size, jax.device_count()
     more = f" ({visible} are there: --mesh=data={visible})"
+    counted = tables.counted
     return (
-        f"{len(config.policies)} policies x {config.run.seeds} seeds x "
-        f"{config.run.steps} steps of {tokens} tokens; "
-        f"{models.num_params(config.model):,} parameters, "
-        f"{corpus.num_train_tokens:,} tokens of text; {used} devices"
-        f"{more if visible > used else ''}. Results: {folder}"
+        f"{counted(len(config.policies), 'policy', 'policies')} x "
+        f"{counted(config.run.seeds, 'seed')} x {counted(config.run.steps, 'step')} "
+        f"of {counted(tokens, 'token')}; "
+        f"{counted(models.num_params(config.model), 'parameter')}, "
+        f"{counted(corpus.num_train_tokens, 'token')} of text; "
+        f"{counted(used, 'device')}{more if visible > used else ''}. Results: {folder}"
     )
 
 

@@ -239,7 +239,7 @@ def shard_rows(batch: Mapping[str, Any], mesh: Mesh) -> dict[str, jax.Array]:
     if rows % shards:
         raise ValueError(
             "shard_rows: batch must have a multiple of as many rows as data, fsdp and "
-            f"expert have devices, {shards}, got {rows} rows. Change the rows, or a "
+            f"expert have devices, {shards}, got rows={rows}. Change the rows, or a "
             "size of the mesh."
         )
     return {

@@ -31,7 +31,7 @@ def test_a_mesh_of_too_many_devices_raises(size):
 
 
 def test_rows_that_do_not_divide_raise():
-    with pytest.raises(ValueError, match="devices, 4, got 6 rows"):
+    with pytest.raises(ValueError, match="devices, 4, got rows=6"):
         sharding.shard_rows({"inputs": np.ones((6, 2))}, sharding.make_mesh(data=4))
 
 

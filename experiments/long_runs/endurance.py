@@ -55,7 +55,7 @@ def main(
     if not warm:
         print(
             f"error: the run must be seen once after --warmup={warmup}, got status "
-            f"{run.status} after {len(run.records)} steps. Give it more steps.",
+            f"{run.status} at step {len(run.records)}. Give it more steps.",
             file=sys.stderr,
         )
         return run.status or 2

@@ -72,7 +72,7 @@ def main(
             for row in rows:
                 log.write(row | setting())
     failed = [row for row in rows if row["event"] == "comparison" and not row["equal"]]
-    print(f"{jax.devices()[0].device_kind}: {len(failed)} runs differ.")
+    print(f"{jax.devices()[0].device_kind}: runs that differ: {len(failed)}.")
     return int(bool(failed))
 
 

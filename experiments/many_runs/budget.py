@@ -7,6 +7,7 @@ from rich.table import Table
 from experiments.many_runs.found import Found
 from experiments.many_runs.run import Run
 from experiments.presets import REFERENCE
+from experiments.report.tables import counted
 from fp4jax import models
 
 # FLOPs a second of an H200, and how much longer steps take that quantize, and those of
@@ -50,7 +51,7 @@ def table(runs: Sequence[Run], found: Found) -> Table:
         )
     devices = {row["device"] for row in found.rows if "device" in row} or {"an H200"}
     shown.caption = (
-        f"{len(runs)} runs; {left / 60:.0f} minutes are left to do on "
+        f"{counted(len(runs), 'run')}; {counted(round(left / 60), 'minute')} left on "
         f"{', '.join(sorted(devices))}; rates not known yet are taken as {RATE:g}"
     )
     return shown

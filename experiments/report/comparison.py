@@ -62,7 +62,7 @@ def caption(report: Report) -> str:
     spread = any(row.heldout_spread is not None for row in report.policies)
     sentences = [
         "Losses in nats/token; the training loss is the mean of the last "
-        f"{report.average} steps."
+        f"{tables.counted(report.average, 'step')}."
     ]
     if any(row.gap is not None for row in report.policies):
         sentences.append(

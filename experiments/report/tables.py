@@ -40,6 +40,16 @@ def markup(header: Cells, rows: Sequence[Cells]) -> str:
     return f"<table>\n{line('th', header)}\n{body}\n</table>"
 
 
+def counted(count: int, noun: str, plural: str = "") -> str:
+    """Returns a count with its noun, whose plural ends in s unless it is given.
+
+    Example:
+      >>> counted(1, "seed"), counted(1200, "token"), counted(2, "policy", "policies")
+      ('1 seed', '1,200 tokens', '2 policies')
+    """
+    return f"{count:,} {noun if count == 1 else plural or f'{noun}s'}"
+
+
 def number(value: float | None, spread: float | None = None) -> str:
     """Returns a loss with its spread; nothing for None."""
     if value is None:

@@ -228,7 +228,7 @@ def _open_split(
     if found.num_targets == len(found):  # <|endoftext|> alone
         raise ValueError(
             f"load_corpus: the {split} documents of {domain['name']!r} must hold text "
-            f"to predict after their first token, got none in {len(found)} documents. "
+            f"to predict after their first token, got none, documents={len(found)}. "
             "Add text."
         )
     return found

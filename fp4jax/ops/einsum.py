@@ -176,7 +176,7 @@ def _ellipsis(spec: str, term: list[str], ndim: int, *, name: str) -> int:
     if extra < 0 or (extra > 0 and "..." not in term):
         raise ValueError(
             f"einsum: {name} must have one dimension for each label of "
-            f"{''.join(term)!r}, got {ndim} dimensions (spec={spec!r})."
+            f"{''.join(term)!r}, got ndim={ndim} (spec={spec!r})."
         )
     return extra
 

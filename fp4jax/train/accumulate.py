@@ -112,8 +112,8 @@ def check_rows(rows: int, parts: int) -> None:
     if rows == 0 or rows % (parts * devices):
         raise ValueError(
             "make_train_step: the rows of a batch must be a multiple of microbatches "
-            f"and of devices along data, fsdp and expert, got {rows} rows, "
-            f"microbatches={parts} and {devices} devices."
+            f"and of devices along data, fsdp and expert, got rows={rows}, "
+            f"microbatches={parts}, devices={devices}."
         )
 
 

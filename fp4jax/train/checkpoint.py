@@ -334,7 +334,7 @@ def read_config(folder: Path | str, *, step: int | None = None) -> Note:
                 )
     raise ValueError(
         "read_config: folder must hold a checkpoint that can be read, got "
-        f"{f'{len(steps)} damaged ones' if steps else 'none'} in {str(folder)!r}."
+        f"{f'damaged ones of steps {steps}' if steps else 'none'} in {str(folder)!r}."
     )
 
 

@@ -144,7 +144,7 @@ def test_results_are_kept_when_a_later_model_fails(run, tmp_path, capsys, monkey
     assert evaluate.main([f"--checkpoint={run}", *flags]) == 2
     (found,) = json.loads(out.read_text())["results"]
     assert found["forward"] == "quantized"
-    assert "too late 1 results are written" in capsys.readouterr().err
+    assert "too late 1 result written" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["missing/found.json", "."])

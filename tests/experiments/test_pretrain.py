@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import types
 
 import numpy as np
 import pytest
@@ -255,6 +256,14 @@ def test_a_finish_leaves_reference_and_control(comparison, tmp_path):
     assert schedule(runs.config, "e2m1_ref") == expected
     for name in ("bf16", "int2"):
         assert schedule(runs.config, name) == policies.PRESETS[name](runs.config.model)
+
+
+def test_a_single_one_of_what_is_about_to_happen_is_said_as_such(texts, tmp_path):
+    config = resolve(policy_names=["ufp4"], alone=True, data=str(texts), steps=1)
+    corpus = types.SimpleNamespace(num_train_tokens=1000)
+    found = pretrain.introduction(config, corpus, None, tmp_path)
+    assert found.startswith("1 policy x 1 seed x 1 step of ")
+    assert " 1,000 tokens of text; 1 device (8 are there: " in found
 
 
 def test_help_lists_what_can_be_chosen(capsys):

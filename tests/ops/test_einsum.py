@@ -256,9 +256,19 @@ def test_any_dot_general_serves():
         ("ab,bc->aa", ((2, 2), (2, 2)), ValueError, "result must repeat"),
         ("ab,bc", ((2, 3), (4, 2)), ValueError, "label 'b' must be.* 3 in lhs and 4"),
         ("aa,ab", ((2, 3), (2, 2)), ValueError, "repeated label 'a' .* 2 and 3"),
-        ("abc,cd", ((2, 3), (3, 2)), ValueError, "lhs must have one.*'abc', got 2"),
-        ("ab,b", ((2, 3), (3, 2)), ValueError, "rhs must have one.*'b', got 2"),
-        ("a,abc...", ((2,), (2, 3)), ValueError, r"rhs must have.*'abc...', got 2"),
+        (
+            "abc,cd",
+            ((2, 3), (3, 2)),
+            ValueError,
+            "lhs must have one.*'abc', got ndim=2",
+        ),
+        ("ab,b", ((2, 3), (3, 2)), ValueError, "rhs must have one.*'b', got ndim=2"),
+        (
+            "a,abc...",
+            ((2,), (2, 3)),
+            ValueError,
+            r"rhs must have.*'abc...', got ndim=2",
+        ),
     ],
 )
 def test_bad_specs_raise(spec, shapes, error, message):

@@ -212,5 +212,5 @@ def test_a_bad_number_raises(microbatches):
 def test_rows_that_do_not_divide_raise():
     graph, state = start(recipes.bf16())
     step = make_train_step(graph, OPTIMIZER, microbatches=3)
-    with pytest.raises(ValueError, match="multiple of microbatches and .* got 4 rows"):
+    with pytest.raises(ValueError, match="multiple of microbatches and .* got rows=4"):
         step(state, make_batch())

@@ -133,8 +133,8 @@ def test_a_step_gathers_codes_only_and_leaves_the_state_as_it_lies(capfd):
     ("sizes", "rows", "message"),
     [
         ({"tensor": 4}, ROWS, r"num_kv_heads must be .* tensor = 4 .* got .*=2"),
-        ({"data": 4}, 6, "rows .* must be a multiple .* got 6 rows, .* 4 devices"),
-        ({"data": 1}, 0, "must be a multiple .* got 0 rows"),
+        ({"data": 4}, 6, "rows .* must be a multiple .* got rows=6, .* devices=4"),
+        ({"data": 1}, 0, "must be a multiple .* got rows=0"),
     ],
     ids=str,
 )

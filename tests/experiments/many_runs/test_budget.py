@@ -33,3 +33,8 @@ def test_what_was_not_timed_costs_what_was_measured_of_flops(
     run = Run(policy=policy, model=model, tokens=int(180e6), lr=2e-3)
     cost, _ = budget.seconds(run, Found([]))
     assert cost == pytest.approx(180e6 / tokens_per_s + budget._EVALUATION, rel=0.02)
+
+
+def test_a_queue_of_one_run_is_said_as_such():
+    caption = budget.table([RUN], Found([row(RUN)])).caption
+    assert caption.startswith("1 run; 0 minutes left on ")

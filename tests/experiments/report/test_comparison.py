@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from experiments import report
-from experiments.report import Baseline, Trial
+from experiments.report import Baseline, Trial, comparison
 
 
 def trial(name, heldout, *, seed=0, losses=(4.0, 3.0, 2.0)):
@@ -43,6 +43,12 @@ def test_gap_is_positive_where_worse_than_bf16():
 def test_train_loss_is_the_mean_of_the_last_steps():
     assert summary(*GOOD, average=2).policies[0].train_loss == 2.5
     assert summary(*GOOD, average=99).policies[0].train_loss == 3.0
+
+
+def test_a_caption_says_of_how_many_steps():
+    ends = "mean of the last 1 step.", "mean of the last 2 steps."
+    for average, end in enumerate(ends, start=1):
+        assert end in comparison.caption(summary(*GOOD, average=average))
 
 
 def test_a_skipped_step_does_not_hide_the_train_loss():
