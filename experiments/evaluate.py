@@ -237,7 +237,7 @@ def show(rows: Sequence[Row], out: Console) -> None:
     """Prints the results: a table, then the samples."""
     if any("domains" in row or "choices" in row for row in rows):
         header, cells = evaluations.table(rows)
-        title, caption = "Trained models, evaluated", evaluations.CAPTION
+        title, caption = "Trained models, evaluated", evaluations.caption(rows)
         out.print(tables.terminal(header, cells, title=title, caption=caption))
     for row in rows:
         for sample in row.get("samples", ()):

@@ -1,12 +1,12 @@
 """The results of experiments.evaluate as a table, with their gaps to BF16."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from experiments.presets import REFERENCE
 from experiments.report import tables
 
-CAPTION = (
+_CAPTION = (
     "Losses in nats/token. Forward: whether its GEMMs were quantized as in the last "
     "step of training, or in BF16. The gap is to the model trained in BF16, of the "
     "same seed and step: positive is worse."
@@ -67,6 +67,26 @@ def table(rows: Sequence[Row]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
             lines.append((*first, *middle, *last))
             first, last = ("",) * len(first), ("",) * len(last)
     return header, lines
+
+
+def caption(rows: Sequence[Row]) -> str:
+    """Returns what the columns of the table mean, and of how much its figures are."""
+    tokens: dict[str, set[int]] = {}
+    for row in rows:
+        for domain, each in row.get("domains", {}).items():
+            tokens.setdefault(domain, set()).add(each["tokens"])
+    questions = {row["choices"]["questions"] for row in rows if "choices" in row}
+    sentences = [_CAPTION]
+    if tokens:
+        counts = (f"{domain} {_any_of(found)}" for domain, found in tokens.items())
+        sentences.append(f"Held-out tokens: {'; '.join(counts)}.")
+    if questions:
+        sentences.append(f"Questions: {_any_of(questions)}.")
+    return " ".join(sentences)
+
+
+def _any_of(counts: Iterable[int]) -> str:
+    return " or ".join(f"{count:,}" for count in sorted(counts))
 
 
 def _losses(domain: str, found: Row | None) -> tuple[str, ...]:

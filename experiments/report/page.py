@@ -72,7 +72,8 @@ def section(
         parts.append(tables.markup(header, cells))
     if group.evaluations:
         parts.append(tables.markup(*evaluations.table(group.evaluations)))
-        parts.append(f'<p class="note">{html.escape(evaluations.CAPTION)}</p>')
+        caption = evaluations.caption(group.evaluations)
+        parts.append(f'<p class="note">{html.escape(caption)}</p>')
     return "\n".join(parts)
 
 

@@ -66,6 +66,9 @@ def test_losses_of_the_quantized_forward_are_those_of_training(run, tmp_path, ca
     assert losses(bf16) != losses(quantized)
     assert bf16["domains"]["all"]["gap"] is None  # BF16 did not train
     shown = capsys.readouterr().out
+    sizes = {name: each["tokens"] for name, each in bf16["domains"].items()}
+    counts = [f"{name} {count:,}" for name, count in sizes.items()]
+    assert f"Held-out tokens: {'; '.join(counts)}." in " ".join(shown.split())
     for text in ("ue5m3, seed 0", "plain", "loud", f"{trial['heldout_loss']:.4f}"):
         assert text in shown
 
@@ -91,7 +94,9 @@ def test_questions_and_samples_need_no_text(run, texts, tmp_path, capsys):
     assert found["choices"]["questions"] == 1
     assert found["choices"]["by_sum"] in (0, 1)
     assert [each["prompt"] for each in found["samples"]] == ["Text 3", "TEXT"]
-    assert found["samples"][0]["text"] in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert found["samples"][0]["text"] in shown
+    assert "Questions: 1." in " ".join(shown.split())
     assert results(run, *flags, out=tmp_path) == [found]
     (other,) = results(run, *flags, "--seed=1", out=tmp_path)
     assert other["samples"] != found["samples"]

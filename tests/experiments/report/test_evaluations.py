@@ -6,7 +6,9 @@ from experiments.report import evaluations
 
 
 def result(policy, loss, *, seed=0, step=4, forward="bf16", **more):
-    domains = {"text": {"heldout_loss": loss, "bits_per_byte": loss / 2}}
+    domains = {
+        "text": {"heldout_loss": loss, "bits_per_byte": loss / 2, "tokens": 1200}
+    }
     names = {"policy": policy, "seed": seed, "step": step, "forward": forward}
     return names | {"domains": domains} | more
 
@@ -40,3 +42,11 @@ def test_without_losses_there_are_accuracies():
     header, lines = evaluations.table(evaluations.with_gaps([row]))
     assert header == ("", "step", "forward", "accuracy", "by byte")
     assert lines == [("ufp4, seed 0", "4", "bf16", "100.0%", "0.0%")]
+
+
+def test_a_caption_says_of_how_much_the_figures_are():
+    first = result("ufp4", 2.0, choices={"questions": 40})
+    first["domains"]["code"] = first["domains"]["text"] | {"tokens": 200}
+    rows = [first, result("bf16", 2.0, choices={"questions": 9})]
+    sizes = "Held-out tokens: text 1,200; code 200. Questions: 9 or 40."
+    assert evaluations.caption(rows).endswith(sizes)

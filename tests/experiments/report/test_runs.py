@@ -182,7 +182,8 @@ def test_figures_have_bands_and_leave_the_gap_of_the_control_out(tmp_path):
 
 def test_the_page_needs_nothing_beside_it(tmp_path, capsys):
     folder = write(tmp_path / "a", WORSE)
-    domains = {"code": {"heldout_loss": 1.2345, "bits_per_byte": 1.0, "gap": None}}
+    losses = {"heldout_loss": 1.2345, "bits_per_byte": 1.0, "gap": None}
+    domains = {"code": losses | {"tokens": 4321}}
     result = {"policy": "ufp4", "seed": 0, "step": 4, "forward": "quantized"}
     found = {"results": [result | {"domains": domains}]}
     (folder / "evaluation.json").write_text(json.dumps(found))
@@ -196,7 +197,7 @@ def test_the_page_needs_nothing_beside_it(tmp_path, capsys):
         assert kind == "data:image/png;"
         assert base64.b64decode(data) == (folder / name).read_bytes()
     assert "http" not in page and "&lt;here&gt;" in page and "+3.00%" in page
-    assert "1.2345" in page
+    assert "1.2345" in page and "Held-out tokens: code 4,321." in page
 
 
 def test_results_are_of_the_text_of_the_run_and_each_once(tmp_path):
