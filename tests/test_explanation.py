@@ -347,6 +347,28 @@ def test_prints_shows_and_stores():
 
 
 @pytest.mark.parametrize(
+    ("recipe", "expected", "absent"),
+    [
+        (recipes.ue5m3(), ["wgrad: dw = x^T dy", "SR: ", "held(n, t): "], ["RHTn"]),
+        (recipes.quartet2(), ["Q(x): ", "MS-EDEN: ", "fresh(t): "], ["SR: "]),
+        (recipes.ufp4(), ["RTNE: ", "RHTn: "], ["fresh", "zeros"]),
+        (recipes.bf16(), ["x n: tokens, input and", "fprop: y = x w"], ["Operands"]),
+        (None, ["x n: tokens, input and"], ["fprop: y", "Operands"]),
+    ],
+    ids=["ue5m3", "quartet2", "ufp4", "bf16", "plain"],
+)
+def test_says_what_its_words_mean_and_no_others(recipe, expected, absent):
+    model = nnx.Linear(128, 128, rngs=nnx.Rngs(0))
+    if recipe is not None:
+        fp4jax.nnx.quantize_model(model, recipe, rngs=nnx.Rngs(1))
+    table = explain(model, jnp.ones((256, 128)))
+    text = " ".join(table.legend)
+    assert all(word in text for word in expected)
+    assert not any(word in text for word in absent)
+    assert text in " ".join(str(table).split())
+
+
+@pytest.mark.parametrize(
     ("name", "expected"), [("ue5m3", True), ("nvfp4", True), ("ufp4", False)]
 )
 def test_says_that_a_tensor_amax_is_of_a_microbatch(name, expected):

@@ -14,6 +14,18 @@ GEMMS = {
     "wgrad": (Site.WGRAD_X, Site.WGRAD_DY),
 }
 
+# What the words of an operand mean, by what tells that they are there.
+MEANINGS = {
+    "Q(": "Q(x): as fprop rounded it",
+    "fresh(": "fresh(t): a tensor scale, giving the largest block t",
+    "held(": "held(n, t): a tensor scale for n steps, giving the largest block t",
+    "RTNE": "RTNE: to nearest",
+    " SR": "SR: stochastically",
+    "MS-EDEN": "MS-EDEN: to nearest, corrected scales stochastically",
+    "RHT": "RHTn: after a random Hadamard rotation of n",
+    "zeros": "zeros: padded",
+}
+
 # Batch, tokens m, input features k, output features n; None where it is not known.
 Sizes = tuple[int | None, int | None, int, int]
 

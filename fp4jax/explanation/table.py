@@ -2,12 +2,13 @@
 
 import dataclasses
 import io
+import itertools
 from typing import Any
 
 import rich.console
 import rich.table
 
-from fp4jax.explanation.matmul import GEMMS, Matmul
+from fp4jax.explanation.matmul import GEMMS, MEANINGS, Matmul
 
 _WEIGHT = 1  # among the operands x, w and dy of a site
 _OF_A_CALL = (
@@ -47,14 +48,32 @@ class Explanation:
         takes_amax = any(q is not None and q.tensor_scale for q in quantizers)
         return (_OF_A_CALL,) if takes_amax else ()
 
+    @property
+    def legend(self) -> tuple[str, ...]:
+        """What the columns mean, and those words that the table has."""
+        columns = "m x k x n: tokens, input and output features"
+        recipes = [matmul.recipe for matmul in self.matmuls if matmul.recipe]
+        if not recipes:
+            return (f"{columns}.",)
+        columns += "; fprop: y = x w, dgrad: dx = dy w^T, wgrad: dw = x^T dy."
+        if not any(q for recipe in recipes for q in recipe.sites.values()):
+            return (columns,)
+        pairs = (m.operands(gemm) for m in self.matmuls for gemm in GEMMS)
+        text = " ".join(itertools.chain.from_iterable(pairs))
+        words = (meaning for word, meaning in MEANINGS.items() if word in text)
+        operand = (
+            "Operands: grid, block under one scale, format of the scale, rounding."
+        )
+        return columns, operand, f"{'; '.join(words)}."
+
     def to_json(self) -> list[dict[str, Any]]:
         """Returns what `json.dumps` takes: one dict for each product."""
         return [matmul.to_json() for matmul in self.matmuls]
 
     def _table(self) -> rich.table.Table:
-        count = f"{self.quantizations} quantizations, forward and backward"
+        count = f"Quantizations, forward and backward: {self.quantizations}."
         table = rich.table.Table(
-            caption="\n".join((count, *self.notes)),
+            caption="\n".join((count, *self.legend, *self.notes)),
             show_lines=True,
         )
         for column in ("layer", "m x k x n", "compute", *GEMMS):
