@@ -15,6 +15,8 @@ from experiments.many_runs import budget, queue, show
 from experiments.many_runs.found import Found
 from experiments.many_runs.queue import How
 from experiments.many_runs.run import Run
+from experiments.presets import REFERENCE
+from experiments.report.tables import counted
 from fp4jax import data
 from fp4jax.data import DataConfig
 
@@ -99,12 +101,12 @@ def main(
             parts = {"tiny": show.of_gaps(rows, base=about.tiny[0].policy)}
         else:
             parts = about.parts(found, folder)
+        if arguments.out is None:
+            study.show(about.folder / "README.md", parts)
+            study.show(about.folder.parents[1] / "README.md", about.front(found))
     except (ValueError, TypeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if arguments.out is None:
-        study.show(about.folder / "README.md", parts)
-        study.show(about.folder.parents[1] / "README.md", about.front(found))
     for name, text in parts.items():
         print(f"{name}\n\n{text}\n")
     return int(died > 0)
@@ -158,7 +160,17 @@ def _train(about: Study, arguments: Arguments, out: Path) -> int:
 
 
 def _say_what_waits(about: Study, arguments: Arguments, found: Found) -> None:
-    """Says how many runs need a learning rate that is not known."""
+    """Says how many runs need a learning rate that is not known, or never will be."""
     known = _queue(about, arguments, found)
-    if more := set(_queue(about, arguments, found, assumed=budget.RATE)) - set(known):
-        print(f"{len(more)} runs wait for learning rates, which bf16 is trained for.")
+    more = set(_queue(about, arguments, found, assumed=budget.RATE)) - set(known)
+    if not more:
+        return
+    runs = counted(len(more), "run")
+    tried = [run for run in about.queue(found, None) if run.policy == REFERENCE]
+    if all(found.row(run) for run in tried):
+        print(
+            f"Without a learning rate: {runs}, as bf16 diverged at every rate that was "
+            "tried. Add smaller ones to RATES of experiments.many_runs.tuning."
+        )
+    else:
+        print(f"Waiting for learning rates, which bf16 is trained for: {runs}.")

@@ -7,8 +7,9 @@ from experiments import record
 from experiments.kernels.in_turn import ProcessDied
 from experiments.many_runs import command, queue
 from experiments.many_runs.command import Study
+from experiments.many_runs.found import Found
 from experiments.study import Results
-from tests.experiments.many_runs.cases import RUN, about, studies, trained
+from tests.experiments.many_runs.cases import RUN, about, row, studies, trained
 
 
 def _study(folder, runs):
@@ -85,9 +86,29 @@ def test_a_command_that_lost_a_process_says_so(argv, tmp_path, monkeypatch):
     assert command.main(_study(tmp_path, [RUN]), argv) == 1
 
 
-def test_a_command_says_what_waits_for_learning_rates(argv, tmp_path, capsys):
+def test_a_command_says_what_waits_for_learning_rates(
+    argv, tmp_path, monkeypatch, capsys
+):
+    rate, other = RUN, dataclasses.replace(RUN, policy="ufp4")
     waits = dataclasses.replace(
-        _study(tmp_path, []), queue=lambda found, assumed: [RUN] if assumed else []
+        _study(tmp_path, []),
+        queue=lambda found, assumed: [rate, other] if assumed else [rate],
     )
+    monkeypatch.setattr(queue, "perform_all", lambda tasks, jobs: 0)  # no time left
     assert command.main(waits, argv[:-1]) == 0
-    assert "1 runs wait for learning rates" in capsys.readouterr().out
+    said = "Waiting for learning rates, which bf16 is trained for: 1 run."
+    assert said in capsys.readouterr().out
+    only = command.Arguments(only=("ufp4",))
+    command._say_what_waits(waits, only, Found([row(rate, diverged=1)]))
+    said = "Without a learning rate: 1 run, as bf16 diverged at every rate"
+    assert said in capsys.readouterr().out
+
+
+def test_a_page_without_markers_is_one_sentence(tmp_path, capsys):
+    about = _study(tmp_path / "studies" / "study", [RUN])
+    about.folder.mkdir(parents=True)
+    (about.folder / "README.md").write_text("no markers")
+    assert command.main(about, ["--show"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: filled: the page must have '<!-- rows -->'")
+    assert error.count("\n") == 1
