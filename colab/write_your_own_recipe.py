@@ -171,8 +171,7 @@ for name in sorted(losses, key=lambda name: statistics.mean(losses[name])):
 
 # %% [markdown]
 # Two recipes whose gaps differ by less than their spread are not ranked: take more
-# seeds and longer runs. In a checkout, a function `mixed` in `fp4jax/policies.py`, with
-# its place in `PRESETS`, that returns `Policy(...)` of the recipe gives it to the
-# command, with curves, control and checkpoints:
+# seeds and longer runs. In a checkout, the command trains the function `mixed` out of a
+# file, with curves, control and checkpoints:
 #
-#     python -m experiments.pretrain --policies e2m1_ref,ufp4,mixed --seeds 3
+#     python -m experiments.pretrain --policies e2m1_ref,ufp4,mixed.py:mixed --seeds 3

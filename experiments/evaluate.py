@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import logging
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from flax import nnx
 from numpy.typing import NDArray
 from rich.console import Console
 
-from experiments import heldout, record
+from experiments import heldout, named, record
 from experiments.evaluate_flags import Arguments
 from experiments.report import evaluations, tables
 from experiments.saved import RunFolder, Saved
@@ -171,7 +170,7 @@ def prepare(arguments: Arguments, folder: RunFolder) -> Task:
     questions = train.read_questions(arguments.choices) if arguments.choices else []
     name = folder.name
     if corpus and arguments.data:
-        text = re.sub(r"[^\w.-]+", "-", Path(arguments.data).name)
+        text = named.file_name(Path(arguments.data).name)
         name += f"-on-{text}-{corpus.fingerprint[:8]}"
     return Task(
         arguments=arguments,

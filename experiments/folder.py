@@ -10,7 +10,7 @@ from typing import IO, Any, Self
 
 import jax
 
-from experiments import agreement, record
+from experiments import agreement, named, record
 from experiments.tracking import TensorBoard
 from fp4jax import train
 from fp4jax.train.checkpoint import config_differences
@@ -84,7 +84,7 @@ class Folder:
 
     def checkpoints(self, policy: str, seed: int) -> Path:
         """Returns the folder of the checkpoints of a trial."""
-        return self.path / "checkpoints" / f"{policy}-{seed}"
+        return self.path / "checkpoints" / f"{named.file_name(policy)}-{seed}"
 
     def finished(self, policy: str, seed: int) -> Row | None:
         """Returns what `finish` has kept of a trial, or None."""

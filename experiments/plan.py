@@ -16,13 +16,13 @@ import tyro
 from jax.sharding import Mesh
 from rich.table import Table
 
-from experiments import presets, pretrain, terminal
+from experiments import named, presets, pretrain, terminal
 from experiments.bill import bill
 from experiments.devices import DEVICES
 from experiments.estimate import Estimate, estimate
 from experiments.footprint import PACKED, Footprint, measure
 from experiments.presets import ExperimentConfig, RunConfig
-from fp4jax import models, policies, sharding
+from fp4jax import models, sharding
 from fp4jax.data import DataConfig
 
 # Options that are fields of the configuration.
@@ -108,7 +108,7 @@ def check(arguments: Arguments, sizes: Mapping[str, int]) -> None:
       sizes: of the axes of its mesh.
     """
     presets.known(arguments.device, DEVICES, flag="--device")
-    presets.known(arguments.policy, policies.PRESETS, flag="--policy")
+    named.policy(arguments.policy, flag="--policy")
     for option, path in _PATHS.items():
         if (value := getattr(arguments, option)) < 1:
             raise ValueError(f"--{option}: must be at least 1, got {value}.")

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from experiments import named
 from fp4jax import models, policies
 from fp4jax.data import DataConfig, decided_by_source, is_tokenized
 from fp4jax.models import ModelConfig
@@ -125,8 +126,8 @@ class ExperimentConfig:
     """Everything that determines the losses of a comparison, and what it keeps.
 
     Attributes:
-      policies: names from `fp4jax.policies.PRESETS`, in the order they train: the
-        reference first and the control last, unless the policies train alone.
+      policies: names as of `named.policy`, in the order they train: the reference
+        first and the control last, unless the policies train alone.
 
     Raises:
       ValueError: a batch that does not divide into the microbatches.
@@ -165,7 +166,7 @@ def resolve(
 
     Args:
       model: name from `fp4jax.models.PRESETS`.
-      policy_names: names from `fp4jax.policies.PRESETS`.
+      policy_names: names as of `named.policy`.
       data: "stdlib", or another `DataConfig.source`; what a tokenized folder or a
         tokenizer.json decides is adopted, and no assignment may contradict it.
       steps: of every run.
@@ -182,7 +183,7 @@ def resolve(
     """
     shape = models.PRESETS[known(model, models.PRESETS, flag="--model")]
     for name in policy_names:
-        known(name, policies.PRESETS, flag="--policies")
+        named.policy(name)
     config = ExperimentConfig(
         model=shape,
         data=DataConfig(source=data, vocab_size=shape.vocab_size),
@@ -232,7 +233,7 @@ def of_batch(
 
 def schedule(config: ExperimentConfig, policy: str) -> Policy | Schedule:
     """Returns what a run trains under: a policy, or one that ends in the finish."""
-    run, whole = config.run, policies.PRESETS[policy](config.model)
+    run, whole = config.run, named.policy(policy)(config.model)
     if run.finish == "none" or policy in (REFERENCE, CONTROL):
         return whole
     bf16 = policies.bf16(config.model)

@@ -63,7 +63,8 @@ class Arguments:
     model: str = presets.MODEL
     """shape of the model, from the list above."""
     policies: str = ",".join(presets.POLICIES)
-    """policies to train, from the list above, with commas between them."""
+    """policies to train, with commas between them: from the list above, or your own as
+    FILE.py:FUNCTION, which returns a Recipe, or a Policy given the model's config."""
     data: str = DataConfig.source
     """text: this Python's standard library (stdlib), a file or folder of text or of
     records, hf:NAME, a mixture.json, or a folder made by experiments.tokenize."""

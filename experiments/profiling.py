@@ -7,6 +7,8 @@ from typing import Any, Self
 
 import jax
 
+from experiments import named
+
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
@@ -88,7 +90,7 @@ class Tracer:
         assert self._profile is not None
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0  # of a few steps, it would be most of the file
-        folder = self._profile.folder / self._name
+        folder = self._profile.folder / named.file_name(self._name)
         jax.profiler.start_trace(folder, profiler_options=options)
         self._is_on = True
 

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from experiments import named
+
 Row = Mapping[str, Any]
 Trial = tuple[str, int]  # policy and seed
 
@@ -43,7 +45,7 @@ class TensorBoard:
         trial = (policy, seed)
         if (before := self._writers.pop(trial, None)) is not None:
             before.close()
-        folder = self._folder / f"{policy}-{seed}"
+        folder = self._folder / f"{named.file_name(policy)}-{seed}"
         shutil.rmtree(folder, ignore_errors=True)
         # A TensorBoard that is open now drops what it has shown from step 0 on.
         self._writers[trial] = self._make(

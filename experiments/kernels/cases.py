@@ -1,6 +1,6 @@
 """What whole training steps are measured under, by name.
 
-A policy of `fp4jax.policies.PRESETS`, such as "ufp4"; one with changes of its recipes,
+A policy as for experiments.pretrain, such as "ufp4"; one with changes of its recipes,
 "ufp4+packed" or "ti2d+fp8"; or "qwix", the NVFP4 of another library.
 """
 
@@ -12,7 +12,9 @@ from typing import Any
 
 from flax import nnx
 
+from experiments import named
 from experiments.kernels import with_qwix
+from experiments.named import OWN
 from experiments.presets import ExperimentConfig
 from fp4jax import policies
 from fp4jax.models import ModelConfig, Transformer
@@ -62,12 +64,14 @@ def policy_of(name: str, config: ExperimentConfig) -> Policy:
       ValueError: there is none.
     """
     base, *changes = name.split("+")
-    if base not in policies.PRESETS or not set(changes) <= set(CHANGES):
+    is_named = base in policies.PRESETS or ":" in base
+    if not is_named or not set(changes) <= set(CHANGES):
         raise ValueError(
-            f"policy: must be {QWIX} or one of {', '.join(policies.PRESETS)}, with "
+            f"policy: must be {QWIX}, {OWN}, or one of "
+            f"{', '.join(policies.PRESETS)}, with "
             f"{' or '.join('+' + change for change in CHANGES)} or not, got {name!r}."
         )
-    policy = policies.PRESETS[base](config.model)
+    policy = named.policy(base, flag="policy")(config.model)
     if "fp8" in changes:
         policy = _in_fp8(policy, config.model)
     return policy.map(_packed) if "packed" in changes else policy

@@ -36,7 +36,7 @@ def main(
 
     Args:
       model: From `fp4jax.models.PRESETS`.
-      policy: From `fp4jax.policies.PRESETS`.
+      policy: As for experiments.pretrain.
       steps: Of every run.
       batch_size: Rows of a batch.
       sequence_length: Tokens of a row.

@@ -35,7 +35,7 @@ def main(
     Args:
       steps: Of the run.
       warmup: Steps before memory and compilations count.
-      policy: From `fp4jax.policies.PRESETS`.
+      policy: As for experiments.pretrain.
       model: From `fp4jax.models.PRESETS`.
       small: Shrinks the model to a very small one.
       out: File to add the result to, as a JSON line.

@@ -19,9 +19,9 @@ import jax
 import numpy as np
 from flax import nnx
 
-from experiments import terminal
+from experiments import named, terminal
 from experiments.record import setting
-from fp4jax import models, policies, train
+from fp4jax import models, train
 
 Timed = Callable[[Any], tuple[Any, float]]  # of a state: the next, and seconds
 
@@ -39,7 +39,7 @@ def main(
 
     Args:
       model: From `fp4jax.models.PRESETS`.
-      policy: From `fp4jax.policies.PRESETS`.
+      policy: As for experiments.pretrain.
       rows: Of a batch.
       length: Tokens of a row.
       saves: How often to measure.
@@ -84,7 +84,7 @@ def _trained(model: str, policy: str, rows: int, length: int) -> tuple[Timed, An
     }
     optimizer = train.make_optimizer(train.OptimConfig(), steps=1000)
     transformer = models.Transformer(
-        config, policies.PRESETS[policy](config), rngs=nnx.Rngs(0)
+        config, named.policy(policy)(config), rngs=nnx.Rngs(0)
     )
     graph, state = train.make_state(transformer, optimizer.transform)
     step = train.make_train_step(graph, optimizer)
