@@ -6,7 +6,7 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -49,17 +49,19 @@ def policy(name: str, *, flag: str = "--policies") -> Callable[[HasLayers], Poli
         )
     try:
         found = _functions(_module(path))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        is_missing = isinstance(error, ModuleNotFoundError)
+        where = ". What it imports must be in the current folder or in PYTHONPATH."
         raise ValueError(
             f"{flag}: {file!r} must be Python that can be imported, it raised "
-            f"{_described(error, path)}"
+            f"{_described(error, path)}{where if is_missing else ''}"
         ) from error
     if function not in found:
         raise ValueError(
-            f"{flag}: {file!r} must have a function {function!r}, got "
-            f"{', '.join(found) or 'none at all'}. Name one that it has."
+            f"{flag}: {file!r} must define a function {function!r}, got "
+            f"{', '.join(found) or 'none at all'}. Name one that it defines."
         )
-    return functools.partial(_made, found[function], f"{flag}: {name!r}", path)
+    return functools.partial(_made, found[function], name, path)
 
 
 def file_name(name: str) -> str:
@@ -67,9 +69,21 @@ def file_name(name: str) -> str:
 
     Example:
       >>> file_name("ufp4"), file_name("../my recipes/mine.py:mixed")
-      ('ufp4', '..-my-recipes-mine.py-mixed')
+      ('ufp4', 'my-recipes-mine.py-mixed')
     """
-    return re.sub(r"[^\w.-]+", "-", name).strip("-")
+    return re.sub(r"[^\w.-]+", "-", name).strip(".-")  # not hidden by a dot
+
+
+def check_file_names(names: Iterable[str]) -> None:
+    """Raises ValueError where two policies would have one folder."""
+    by_file: dict[str, str] = {}
+    for name in names:
+        if (other := by_file.setdefault(file_name(name), name)) != name:
+            raise ValueError(
+                "--policies: must have folders of their own, got "
+                f"{other!r} and {name!r}, both of which have {file_name(name)!r}. "
+                "Leave one out, or rename a function or a file."
+            )
 
 
 @functools.cache
@@ -93,13 +107,13 @@ def _functions(module: ModuleType) -> dict[str, Callable[..., Any]]:
 
 
 def _made(
-    function: Callable[..., Any], what: str, path: Path, config: HasLayers
+    function: Callable[..., Any], name: str, path: Path, config: HasLayers
 ) -> Policy:
     """Returns the policy that a function of a file makes for a model.
 
     Args:
       function: of the file.
-      what: names it in errors.
+      name: what the command takes.
       path: of the file.
       config: the model's.
     """
@@ -109,23 +123,23 @@ def _made(
     )
     try:
         found = function(*([config] if needs_config else []))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(
-            f"{what} must return a Recipe or a Policy, it raised "
+            f"{name}: must return a Recipe or a Policy, it raised "
             f"{_described(error, path)}"
         ) from error
     if isinstance(found, Recipe):
         return Policy(found)
     if not isinstance(found, Policy):
         raise ValueError(
-            f"{what} must return a Recipe or a Policy of fp4jax, got a "
-            f"{type(found).__name__}."
+            f"{name}: must return a Recipe or a Policy of fp4jax, got "
+            f"{type(found).__name__}. Return one of them."
         )
     found.check(config.layer_paths)
     return found
 
 
-def _described(error: Exception, path: Path) -> str:
+def _described(error: BaseException, path: Path) -> str:
     """Returns an error, and the line of a file that it comes from."""
     calls = traceback.extract_tb(error.__traceback__)
     lines = [call.lineno for call in calls if call.filename == str(path)]

@@ -184,6 +184,7 @@ def resolve(
     shape = models.PRESETS[known(model, models.PRESETS, flag="--model")]
     for name in policy_names:
         named.policy(name)
+    named.check_file_names(policy_names)
     config = ExperimentConfig(
         model=shape,
         data=DataConfig(source=data, vocab_size=shape.vocab_size),

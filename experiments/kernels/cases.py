@@ -14,7 +14,6 @@ from flax import nnx
 
 from experiments import named
 from experiments.kernels import with_qwix
-from experiments.named import OWN
 from experiments.presets import ExperimentConfig
 from fp4jax import policies
 from fp4jax.models import ModelConfig, Transformer
@@ -67,7 +66,7 @@ def policy_of(name: str, config: ExperimentConfig) -> Policy:
     is_named = base in policies.PRESETS or ":" in base
     if not is_named or not set(changes) <= set(CHANGES):
         raise ValueError(
-            f"policy: must be {QWIX}, {OWN}, or one of "
+            f"policy: must be {QWIX}, {named.OWN}, or one of "
             f"{', '.join(policies.PRESETS)}, with "
             f"{' or '.join('+' + change for change in CHANGES)} or not, got {name!r}."
         )

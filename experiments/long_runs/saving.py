@@ -83,9 +83,8 @@ def _trained(model: str, policy: str, rows: int, length: int) -> tuple[Timed, An
         "loss_mask": np.ones((rows, length), np.float32),
     }
     optimizer = train.make_optimizer(train.OptimConfig(), steps=1000)
-    transformer = models.Transformer(
-        config, named.policy(policy)(config), rngs=nnx.Rngs(0)
-    )
+    whole = named.policy(policy, flag="--policy")(config)
+    transformer = models.Transformer(config, whole, rngs=nnx.Rngs(0))
     graph, state = train.make_state(transformer, optimizer.transform)
     step = train.make_train_step(graph, optimizer)
 

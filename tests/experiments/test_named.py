@@ -8,7 +8,7 @@ import pytest
 from experiments import named, plan, pretrain
 from experiments.folder import read_log
 from experiments.kernels import cases
-from experiments.presets import of_batch
+from experiments.presets import of_batch, resolve
 from experiments.saved import RunFolder
 from fp4jax import models, policies, recipes
 from fp4jax.policies import Policy, Rule
@@ -41,6 +41,9 @@ MINE = """
     def failing(config):
         return config.no_such
 
+    def leaving(config):
+        raise SystemExit(3)
+
     value = mixed()
 """
 MIXED = dataclasses.replace(recipes.ufp4(), dgrad=recipes.nvfp4().dgrad)
@@ -70,12 +73,13 @@ def test_a_function_returns_a_recipe_or_a_policy_of_the_model(mine):
     [
         (
             "mixt",
-            "must have a function 'mixt', got a_name, failing, first_kept, mixed,",
+            "must define a function 'mixt', got a_name, failing, first_kept, leaving,",
         ),
-        ("value", "must have a function 'value', got "),
-        ("bf16", "must have a function 'bf16', got "),  # of another module
-        ("a_name", "must return a Recipe or a Policy of fp4jax, got a str"),
+        ("value", "must define a function 'value', got "),
+        ("bf16", "must define a function 'bf16', got "),  # of another module
+        ("a_name", "py:a_name: must return a Recipe or a Policy of fp4jax, got str."),
         ("failing", "it raised AttributeError in line 26: "),
+        ("leaving", "it raised SystemExit in line 29: 3"),
         (
             "of_no_layer",
             "every rule must be the first to match some layer, got pattern=",
@@ -93,10 +97,12 @@ def test_what_a_function_does_wrong_is_said(mine, function, message):
     [
         (
             "import jax\nimport no_such",
-            "ModuleNotFoundError in line 2: No module named",
+            "ModuleNotFoundError in line 2: No module named 'no_such'. What it imports "
+            "must be in the current folder or in PYTHONPATH.",
         ),
+        ("import sys\nsys.exit(4)", "it raised SystemExit in line 2: 4"),
         ("def f(:", "SyntaxError: invalid syntax"),
-        ("", "must have a function 'f', got none at all"),
+        ("", "must define a function 'f', got none at all"),
         (None, "must name a file that is there"),
     ],
 )
@@ -115,6 +121,18 @@ def test_another_name_lists_those_there_are(name):
         ValueError, match="must be one of bf16, .*, or FILE.py:FUNCTION"
     ):
         named.policy(name)
+
+
+def test_two_names_of_one_folder_raise_before_anything_trains(mine, monkeypatch):
+    monkeypatch.chdir(mine.parent)
+    (mine.parent / "a").mkdir()
+    for copy in ("a/b.py", "a-b.py"):
+        (mine.parent / copy).write_text(mine.read_text())
+    names = ["mine.py:mixed", "a/b.py:mixed"]
+    assert resolve(policy_names=names).policies[1:3] == tuple(names)
+    message = "got 'a/b.py:mixed' and 'a-b.py:mixed', both of which have 'a-b.py-mixed'"
+    with pytest.raises(ValueError, match=message):
+        resolve(policy_names=[*names, "a-b.py:mixed"])
 
 
 def test_commands_take_a_function_of_a_file(mine, monkeypatch):
