@@ -13,7 +13,7 @@ import fp4jax
 import fp4jax.nnx
 from fp4jax import explain, models, policies, recipes
 from fp4jax.linen import quantize
-from fp4jax.numerics import E8M0, Scale
+from fp4jax.numerics import E4M3, E8M0, Scale
 from fp4jax.recipes import Dgrad
 
 CONFIG = dataclasses.replace(
@@ -350,12 +350,24 @@ def test_prints_shows_and_stores():
     ("recipe", "expected", "absent"),
     [
         (recipes.ue5m3(), ["wgrad: dw = x^T dy", "SR: ", "held(n, t): "], ["RHTn"]),
-        (recipes.quartet2(), ["Q(x): ", "MS-EDEN: ", "fresh(t): "], ["SR: "]),
-        (recipes.ufp4(), ["RTNE: ", "RHTn: "], ["fresh", "zeros"]),
+        (recipes.quartet2(), ["Q(x): ", "MS-EDEN(n): ", "fresh(t): "], ["SR: "]),
+        (recipes.ufp4(), ["RTNE: ", "RHTn: "], ["fresh", "zeros", "signs"]),
+        (recipes.ti2d(), ["truncation_free: "], ["floor: ", "best of: "]),
+        (
+            recipes.mxfp4_tseng(),
+            ["floor: ", "prescale p: ", "signs per step: "],
+            ["truncation_free", "RTNE", "even: "],
+        ),
+        (recipes.four_over_six(), ["best of: "], ["floor: ", "pad 17/16: "]),
+        (recipes.ufp4(Scale(E4M3)), ["pad 17/16: "], ["prescale"]),
+        (recipes.ufp4(Scale(E8M0, rule="even")), ["even: "], ["floor: "]),
         (recipes.bf16(), ["x n: tokens, input and", "fprop: y = x w"], ["Operands"]),
         (None, ["x n: tokens, input and"], ["fprop: y", "Operands"]),
     ],
-    ids=["ue5m3", "quartet2", "ufp4", "bf16", "plain"],
+    ids=[
+        *("ue5m3", "quartet2", "ufp4", "ti2d", "mxfp4_tseng", "four_over_six"),
+        *("ufp4_e4m3", "ufp4_even", "bf16", "plain"),
+    ],
 )
 def test_says_what_its_words_mean_and_no_others(recipe, expected, absent):
     model = nnx.Linear(128, 128, rngs=nnx.Rngs(0))

@@ -17,12 +17,19 @@ GEMMS = {
 # What the words of an operand mean, by what tells that they are there.
 MEANINGS = {
     "Q(": "Q(x): as fprop rounded it",
-    "fresh(": "fresh(t): a tensor scale, giving the largest block t",
-    "held(": "held(n, t): a tensor scale for n steps, giving the largest block t",
+    "truncation_free": "truncation_free: the least power of two that clips nothing",
+    "floor": "floor: a block's power of two over that of the grid, which may clip",
+    "(even": "even: as floor, of the largest number as the grid rounds it",
+    "best of": "best of: a block's largest number becomes the one that errs least",
+    "prescale": "prescale p: of numbers times p, undone in the product",
+    "pad 17/16": "pad 17/16: larger by this, so that none rounded down clips",
+    "fresh(": "fresh(t): a tensor scale, making the largest block's t",
+    "held(": "held(n, t): a tensor scale for n steps, making the largest block's t",
     "RTNE": "RTNE: to nearest",
     " SR": "SR: stochastically",
-    "MS-EDEN": "MS-EDEN: to nearest, corrected scales stochastically",
+    "MS-EDEN": "MS-EDEN(n): to nearest, corrected scales of n numbers stochastically",
     "RHT": "RHTn: after a random Hadamard rotation of n",
+    "(signs per step": "signs per step: of signs drawn anew in every step",
     "zeros": "zeros: padded",
 }
 
@@ -145,7 +152,9 @@ def _describe(quantizer: Quantizer) -> Iterator[str]:
     yield quantizer.grid.name
     yield f"{size}x{size}" if quantizer.is_square else f"1x{size}"
     name = scale.format.name
-    options = [scale.rule, *(f"{c:g}" for c in scale.candidates or ())]
+    options = [scale.rule]
+    if scale.candidates:
+        options += [f"best of {', '.join(f'{c:g}' for c in scale.candidates)}"]
     options += [f"prescale {scale.prescale}"] if scale.prescale else []
     options += ["pad 17/16"] if quantizer.pads else []
     options = [option for option in options if option]
