@@ -23,6 +23,11 @@ def start(code, *flags, processes=2):
     )
 
 
+def wait_until_ready(process):
+    lines = {process.stdout.readline() for _ in range(2)}
+    assert lines == {"[0] ready\n", "[1] ready\n"}
+
+
 def finish(process):
     out, error = process.communicate(timeout=60)
     return process.returncode, out, error
@@ -72,7 +77,7 @@ def test_after_a_signal_the_others_may_save():
         time.sleep(600)
     """
     process = start(code)
-    assert {process.stdout.readline() for _ in range(2)}
+    wait_until_ready(process)
     process.send_signal(signal.SIGTERM)
     status, out, _ = finish(process)
     assert status == 75
@@ -90,8 +95,7 @@ def test_a_signal_reaches_all_and_their_status_comes_back():
         time.sleep(600)
     """
     process = start(code)
-    ready = {process.stdout.readline() for _ in range(2)}
-    assert ready == {"[0] ready\n", "[1] ready\n"}
+    wait_until_ready(process)
     process.send_signal(signal.SIGTERM)
     status, out, _ = finish(process)
     assert status == 75
@@ -108,7 +112,7 @@ DEAF = """
 
 def test_another_signal_kills_what_hangs_and_the_same_twice_at_once_does_not():
     process = start(DEAF)
-    assert {process.stdout.readline() for _ in range(2)}
+    wait_until_ready(process)
     for _ in range(2):
         process.send_signal(signal.SIGTERM)
     with pytest.raises(subprocess.TimeoutExpired):
@@ -130,8 +134,7 @@ def test_a_closed_terminal_ends_all():
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored
     process = start("import time; print('ready', flush=True); time.sleep(600)")
     signal.signal(signal.SIGHUP, before)
-    ready = {process.stdout.readline() for _ in range(2)}
-    assert ready == {"[0] ready\n", "[1] ready\n"}
+    wait_until_ready(process)
     process.send_signal(signal.SIGHUP)
     assert finish(process)[0] == 128 + signal.SIGHUP
 
@@ -147,7 +150,7 @@ def test_none_outlives_a_launcher_that_is_killed(tmp_path):
         time.sleep(60)
     """
     process = start(code)
-    assert {process.stdout.readline() for _ in range(2)}
+    wait_until_ready(process)
     process.kill()
     finish(process)
     began = time.monotonic()
