@@ -72,7 +72,7 @@ SHAPES: Mapping[str, ModelConfig] = MappingProxyType(
     }
 )
 
-# Twenty tokens and more for each parameter, in 2,400 to 3,400 steps. Losses fall
+# Some twenty tokens for each parameter, in 2,400 to 3,400 steps. Losses fall
 # fastest from the 200th to the 800th: seeds of runs that end there lie far apart.
 TRAINING: Mapping[str, Training] = MappingProxyType(
     {
