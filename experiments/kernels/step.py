@@ -46,8 +46,9 @@ class Arguments:
     model: str = "dense_1p5b"
     """as for experiments.pretrain."""
     names: tuple[str, ...] = tuple(cases.known())
-    """policies, which may end in +packed (residuals) or +fp8 (compute), and qwix; the
-    first is what others are compared with, if it could be measured."""
+    """policies as for experiments.pretrain, which may end in +packed (residuals) or
+    +fp8 (compute), and qwix; the first is what others are compared with, if it could be
+    measured."""
     batch: int = 16
     """rows of a batch."""
     sequence: int = 2048
