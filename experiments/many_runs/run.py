@@ -69,7 +69,8 @@ class Run:
     @classmethod
     def whole(cls, model: str, lr: float) -> Self:
         """Returns the run of a model in BF16 on all its tokens."""
-        return cls(policy=REFERENCE, model=model, lr=lr, **TRAINING[model]._asdict())
+        tokens, rows, _ = TRAINING[model]
+        return cls(policy=REFERENCE, model=model, lr=lr, tokens=tokens, rows=rows)
 
     @property
     def piece(self) -> Row:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from experiments.many_runs.found import Found, loss
 from experiments.many_runs.run import Run
+from experiments.many_runs.shapes import TRAINING
 
 RATES = (1e-3, 2e-3, 4e-3, 8e-3)
 MOST = 64e-3
-_PART = 0.25  # of the tokens of a run, that a rate is tried for
 
 
 def tuning(found: Found, model: str) -> list[Run]:
@@ -18,7 +18,7 @@ def tuning(found: Found, model: str) -> list[Run]:
     As long as the largest rate is the best, twice that is one more, up to `MOST`.
     """
     whole = Run.whole(model, RATES[0])
-    tokens = int(_PART * whole.tokens)
+    tokens = int(TRAINING[model].tried * whole.tokens)
     runs = [dataclasses.replace(whole, tokens=tokens, lr=rate) for rate in RATES]
     while _best(found, runs) == runs[-1].lr < MOST:
         runs.append(dataclasses.replace(whole, tokens=tokens, lr=2 * runs[-1].lr))
