@@ -229,6 +229,7 @@ def test_what_kernels_do_not_take(shape, sizes, dtype, precision, why):
     assert found is not None and why in found
 
 
+@mosaic
 @several_devices
 def test_kernels_do_not_take_what_no_rule_divides_over_devices():
     x = jnp.zeros((8, 16, 128), jnp.bfloat16)
