@@ -18,10 +18,10 @@ def tuning(found: Found, model: str) -> list[Run]:
     As long as the largest rate is the best, twice that is one more, up to `MOST`.
     """
     whole = Run.whole(model, RATES[0])
-    tokens = int(TRAINING[model].tried * whole.tokens)
-    runs = [dataclasses.replace(whole, tokens=tokens, lr=rate) for rate in RATES]
+    part = dataclasses.replace(whole, tokens=int(TRAINING[model].tried * whole.tokens))
+    runs = [dataclasses.replace(part, lr=rate) for rate in RATES]
     while _best(found, runs) == runs[-1].lr < MOST:
-        runs.append(dataclasses.replace(whole, tokens=tokens, lr=2 * runs[-1].lr))
+        runs.append(dataclasses.replace(part, lr=2 * runs[-1].lr))
     return runs
 
 

@@ -125,7 +125,7 @@ def _of_blocks(x: jax.Array, way: Way, inputs: Inputs) -> Backend | None:
     # Rows that draw by where they stand may go in pieces, which are of no entries.
     has_pieces = way.quantizer.is_stochastic and inputs.tokens is None
     is_of_pieces = inputs.groups is not None and has_pieces
-    return _backend(x, way, why=_PIECES if is_of_pieces else None)
+    return _backend(x, way, known=_PIECES if is_of_pieces else None)
 
 
 def _written(found: Quantized, x: jax.Array, way: Way) -> Written:
@@ -141,7 +141,7 @@ def _backend(
     way: Way,
     implementation: Implementation | None = None,
     *,
-    why: str | None = None,
+    known: str | None = None,
 ) -> Backend | None:
     """Returns who quantizes, None if XLA does, which divides its work by itself.
 
@@ -149,7 +149,7 @@ def _backend(
       x: what is quantized.
       way: how.
       implementation: as of `quantize`.
-      why: no kernel can, where that is known before.
+      known: why no kernel can, where that is known before.
     """
     candidates = dict(KERNELS_OF_GPUS)
     if implementation is not None:
@@ -158,7 +158,7 @@ def _backend(
         if not backend.is_opaque:
             return None
         candidates = {type(backend).__name__: backend}
-    of_any = why or partition.why_not(x, way)
+    of_any = known or partition.why_not(x, way)
     reasons: dict[str, str] = {}
     for name, backend in candidates.items():
         why = of_any or backend.why_not(x, way)

@@ -166,9 +166,15 @@ class Mosaic(Backend):
             return _amax(x, entries)
         from fp4jax.kernels.amax import mosaic
 
-        how: dict[str, Any] = {"axis": way.axis, "key": key, "site": way.site}
-        how |= {"entries": entries}
-        return mosaic.tensor_amax(x, rotation, **how, interpret=self.interpret)
+        return mosaic.tensor_amax(
+            x,
+            rotation,
+            axis=way.axis,
+            key=key,
+            site=way.site,
+            entries=entries,
+            interpret=self.interpret,
+        )
 
     @property
     def interpret(self) -> Any:
@@ -215,9 +221,15 @@ class Triton(Backend):
             return _amax(x, entries)
         from fp4jax.kernels.amax import triton
 
-        how: dict[str, Any] = {"axis": way.axis, "key": key, "site": way.site}
-        how |= {"entries": entries}
-        return triton.tensor_amax(x, rotation, **how, capability=self.capability)
+        return triton.tensor_amax(
+            x,
+            rotation,
+            axis=way.axis,
+            key=key,
+            site=way.site,
+            entries=entries,
+            capability=self.capability,
+        )
 
 
 MOSAIC, INTERPRETED, XLA = Mosaic(), Mosaic(interpreted=True), Xla()
