@@ -84,6 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = _tiny(arguments)
     if arguments.jobs > 1:  # each takes memory as it needs it
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.95")
     rows = []
     try:
         for row in run(arguments):

@@ -10,6 +10,7 @@ from fp4jax.nnx.arguments import check_rngs
 from fp4jax.ops.dot_general import DimensionNumbers, dot_general
 from fp4jax.ops.einsum import einsum
 from fp4jax.ops.gather import Gather
+from fp4jax.ops.held import is_due
 from fp4jax.ops.residuals import PackedOperand, PackedWeight
 from fp4jax.recipes import Recipe
 
@@ -82,6 +83,27 @@ class Gemm(nnx.Module):
         """The shape of the amaxes of one layer."""
         return (3,)
 
+    def due(self, step: jax.Array) -> list[jax.Array]:
+        """Returns of each operand whose amax is held whether a step samples it."""
+        held = self._amaxes()
+        return [
+            jnp.any(is_due(held[..., operand], every=every, step=step))
+            for operand, every in enumerate(self.recipe.every)
+            if every is not None
+        ]
+
+    def _amaxes(self) -> jax.Array | None:
+        """Returns those that the recipe holds, or None."""
+        if not self.recipe.holds:
+            return None
+        if (held := self.held.get_value()) is None:
+            raise ValueError(
+                f"{type(self).__name__}: state must be that of its recipe, got none of "
+                "the amaxes that it holds. Restore the state of a model with this "
+                "recipe, or call set_recipe to begin with new amaxes."
+            )
+        return held
+
     def _known(self, w: jax.Array) -> PackedWeight | None:
         """Returns what `quantize_weights` made of the kernel, or None."""
         packed = self.weight.get_value()
@@ -92,13 +114,7 @@ class Gemm(nnx.Module):
         """Returns the arguments of `fp4jax.dot_general` that this layer decides."""
         step = self.step.get_value()
         key = None if step is None else jax.random.fold_in(self.key.get_value(), step)
-        held = self.held.get_value() if self.recipe.holds else None
-        if self.recipe.holds and held is None:
-            raise ValueError(
-                f"{type(self).__name__}: state must be that of its recipe, got none of "
-                "the amaxes that it holds. Restore the state of a model with this "
-                "recipe, or call set_recipe to begin with new amaxes."
-            )
+        held = self._amaxes()
         return {
             "recipe": self.recipe,
             "key": key,

@@ -5,6 +5,9 @@ seen. It enters `dot_general` as an argument, and what it becomes leaves as the
 cotangent of that argument.
 """
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -14,6 +17,35 @@ from fp4jax.numerics.groups import Groups
 from fp4jax.numerics.manual import amax_as
 
 AMAX = "fp4_amax"  # the name that `jax.checkpoint` policies may save
+
+T = TypeVar("T")
+
+# Whether what is traced reads operands that may be due: True, all of them; False, none;
+# None: each under a condition of its own.
+_READS: Any = jax.make_user_context(None)
+
+
+def is_due(held: jax.Array, *, every: int, step: jax.Array | None) -> jax.Array:
+    """Returns which amaxes a step samples: due = (held = 0) or (step mod every = 0)."""
+    due = held == 0
+    return due if step is None else due | (step % every == 0)
+
+
+def under_one_condition(due: jax.Array, function: Callable[[], T]) -> T:
+    """Returns what a function does, traced with all samples of it, and without any.
+
+    In place of a condition for each operand, which takes a GPU tens of microseconds.
+
+    Args:
+      due: bool [], whether any amax is that the function samples.
+      function: what is traced twice.
+    """
+
+    def traced(reads: bool) -> T:
+        with _READS(reads):
+            return function()
+
+    return lax.cond(due, lambda: traced(True), lambda: traced(False))
 
 
 def sample(
@@ -26,12 +58,11 @@ def sample(
 ) -> jax.Array:
     """Returns the amax of `x` where it is due, otherwise the one held.
 
-    due = (held = 0) or (step mod every = 0)
-
-    Off the step, the branch that reads `x` is not taken. A group that is known to have
-    no entries, which have no amax, is never due. Under `jax.vmap`, lanes that
-    share a held amax share its sample, the maximum over them all; lanes with a held
-    amax each have one each. So it is with the devices of a `jax.shard_map`.
+    Where it is not due, the branch that reads `x` is not taken; inside of
+    `under_one_condition` that decides. A group that is known to have no entries, which
+    have no amax, is never due. Under `jax.vmap`, lanes that share a held amax share its
+    sample, the maximum over them all; lanes with a held amax each have one each. So it
+    is with the devices of a `jax.shard_map`.
 
     Args:
       x: the operand, of any shape; where its parts have amaxes each, [e, ...], or in
@@ -41,16 +72,16 @@ def sample(
       step: int32 [], or None to sample at first use only.
       groups: which of the e each entry of x belongs to.
     """
-    due = held == 0
-    if step is not None:
-        due |= step % every == 0
+    if _READS.value is False:
+        return held
+    due = is_due(held, every=every, step=step)
     if groups is None:
         return _sample(x, held, due)
     if groups.used is not None:
         due &= amax_as(groups.used.astype(jnp.float32), held) > 0
     held = _no_vmap(held, x)
     read = lambda: jnp.where(due, amax_as(groups.amax(x), held), held)
-    return lax.cond(jnp.any(due), read, lambda: held)
+    return _if_any(due, read, held)
 
 
 @jax.custom_batching.custom_vmap
@@ -63,7 +94,11 @@ def _sample(x: jax.Array, held: jax.Array, due: jax.Array) -> jax.Array:
         return jnp.where(due, amax_as(amax, held), held)
 
     # One predicate for all lanes: a batched one would run both branches.
-    return lax.cond(jnp.any(due), read, lambda: held)
+    return _if_any(due, read, held)
+
+
+def _if_any(due: jax.Array, read: Callable[[], jax.Array], held: jax.Array):
+    return read() if _READS.value else lax.cond(jnp.any(due), read, lambda: held)
 
 
 @_sample.def_vmap

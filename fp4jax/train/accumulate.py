@@ -1,5 +1,6 @@
 """The gradient of a batch, of all of it at once or as a sum over its microbatches."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -10,12 +11,14 @@ from jax import lax
 from fp4jax.models import Transformer, moe
 from fp4jax.models.moe import Balances
 from fp4jax.nnx import (
+    Gemm,
     Held,
     QuantizedWeight,
     quantize_weights,
     set_step,
     value_and_grad,
 )
+from fp4jax.ops.held import under_one_condition
 from fp4jax.sharding import constrain, num_shards
 from fp4jax.train.losses import Batch, cross_entropies, inputs_of
 from fp4jax.train.partition import spread
@@ -59,6 +62,21 @@ def accumulate(
       batch: [b, t] arrays, of rows that pass `check_rows`.
       microbatches: number of parts; gradients are summed in float32.
     """
+    gradient = functools.partial(
+        _gradient, graph, state, batch, microbatches=microbatches
+    )
+    model = nnx.merge(graph, state.params, state.held, state.rest, copy=True)
+    gemms = (node for _, node in nnx.iter_graph(model) if isinstance(node, Gemm))
+    due = [each for gemm in gemms for each in gemm.due(state.step)]
+    if not due:
+        return gradient()
+    return under_one_condition(jnp.stack(due).any(), gradient)
+
+
+def _gradient(
+    graph: nnx.GraphDef, state: TrainState, batch: Batch, *, microbatches: int
+) -> Gradient:
+    """Returns what `accumulate` does, where nothing or everything may be sampled."""
     weight = jnp.maximum(jnp.sum(batch["loss_mask"].astype(jnp.float32)), 1)
 
     def share(model: Transformer, rows: Batch) -> tuple[jax.Array, Any]:

@@ -146,7 +146,8 @@ def test_no_weight_is_quantized_in_the_loop_over_microbatches(name, monkeypatch)
             sum(not within and shape[1:] in kernels for shape, within in found),
         )
 
-    assert inside_and_outside() == (0, 7 * 2)
+    programs = 2 if jax.tree.leaves(state.held) else 1  # which sample amaxes or do not
+    assert inside_and_outside() == (0, programs * 7 * 2)
     monkeypatch.setattr(module, "quantize_weights", lambda model: None)
     inside, outside = inside_and_outside()
     assert inside >= 7 * 2 and outside == 0

@@ -1,6 +1,7 @@
 """Held amaxes in training: when they change, and what never touches them."""
 
 import dataclasses
+import re
 
 import chex
 import jax
@@ -15,6 +16,7 @@ from fp4jax.models import Transformer
 from fp4jax.policies import Policy, Rule
 from fp4jax.train import (
     OptimConfig,
+    accumulate,
     make_eval_step,
     make_optimizer,
     make_state,
@@ -58,6 +60,36 @@ def test_amaxes_change_at_refresh_steps_alone(step):
     # In both blocks, in x, w and dy.
     assert changes == [{number % EVERY == 0} for number in range(2 * EVERY + 1)]
     assert [leaf.shape for leaf in jax.tree.leaves(state.held)] == [(2, 3)]
+
+
+def test_a_step_has_one_condition_for_all_operands(step):
+    _, state = start()
+    text = step.lower(state, make_batch()).compile().as_text()
+    assert len(re.findall(r" conditional\(", text)) == 1
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_one_condition_changes_no_bit(microbatches, monkeypatch):
+    def trained():
+        graph, state = start()
+        step = make_train_step(graph, OPTIMIZER, microbatches=microbatches)
+        for number in range(EVERY + 2):
+            state, metrics = step(state, make_batch(number))
+        return state, metrics
+
+    found = trained()
+    monkeypatch.setattr(accumulate, "under_one_condition", lambda _, f: f())
+    chex.assert_trees_all_equal(found, trained())
+
+
+def test_an_amax_of_zero_is_due_off_the_step(step):
+    _, state = start()
+    state, _ = step(state, make_batch(mask=0.0))  # dy are zeros
+    before = jax.device_get(jax.tree.leaves(state.held))
+    state, _ = step(state, make_batch(1))
+    for old, new in zip(before, jax.tree.leaves(state.held), strict=True):
+        np.testing.assert_array_equal(new[:, :2], old[:, :2])
+        assert (old[:, 2] == 0).all() and (new[:, 2] > 0).all()
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
