@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from scipy import stats
 
+from experiments.ablation.onset import onset
 from experiments.folder import Row
 from experiments.many_runs.found import Found, loss
 from experiments.many_runs.run import Run
@@ -17,53 +18,56 @@ from experiments.many_runs.show import NOT_RUN
 from experiments.report import tables
 from experiments.report.summary import mean_and_spread
 
+SMALL = "dense_2m"
+
 _WHOLE = ("bf16", "e2m1_ref", "ufp4")
-_STREAMS = range(1, 6)  # of random bits, beside that of the seed
+_STREAMS = range(6)  # of random bits
 _SIGNS = ("ufp4_signs_3", "ufp4_signs_6", "ufp4_signs_per_step")
 _SITES = ("ufp4_sr_dgrad", "ufp4_sr_wgrad", "ufp4_no_sr")
-_LARGER = "dense_4m"
-_FASTER = 2.0  # times the learning rate
 
 
-def runs(base: Run) -> list[Run]:
+def runs(small: Run, larger: Run) -> list[Run]:
     """Returns the runs of all sources.
 
     Args:
-      base: in BF16.
+      small: BF16 at the tuned rate.
+      larger: likewise, of a model of which there are fewer runs.
     """
     of = dataclasses.replace
-    faster = of(base, lr=_FASTER * base.lr)
+    slower = slowed(small)
     seeds = [
-        of(each, policy=policy, seed=seed, noise=seed)
-        for each in (base, faster)
+        of(base, policy=policy, seed=seed, noise=seed)
+        for base in (slower, small, larger)
         for policy in _WHOLE
         for seed in range(3)
     ]
     streams = [
-        of(each, policy=policy, noise=noise)
-        for each, policies in (
-            (base, ("ufp4", "e2m1_ref", "ufp4_sr_dgrad", "ufp4_sr_wgrad")),
-            (faster, ("ufp4", "e2m1_ref")),
+        of(base, policy=policy, noise=noise)
+        for base, policies, noises in (
+            (slower, (*_WHOLE[1:], *_SITES[:2]), _STREAMS),
+            (small, _WHOLE[1:], _STREAMS),
+            (larger, _WHOLE[1:], _STREAMS[:3]),
         )
         for policy in policies
-        for noise in (0, *_STREAMS)
+        for noise in noises
     ]
     signs = [
-        of(base, policy=policy, noise=noise) for policy in _SIGNS for noise in (0, 1)
+        of(slower, policy=policy, noise=noise) for policy in _SIGNS for noise in (0, 1)
     ]
-    sites = [of(base, policy=policy, noise=0) for policy in _SITES]
-    larger = [
-        of(Run.whole(_LARGER, base.lr), policy=policy, noise=noise)
-        for policy in _WHOLE
-        for noise in (range(3) if policy != "bf16" else range(1))
-    ]
-    return list(dict.fromkeys([*seeds, *streams, *signs, *sites, *larger]))
+    sites = [of(slower, policy=policy, noise=0) for policy in _SITES]
+    return list(dict.fromkeys([*seeds, *streams, *signs, *sites]))
+
+
+def slowed(base: Run) -> Run:
+    """Returns a run at half of the rate."""
+    return dataclasses.replace(base, lr=base.lr / 2)
 
 
 def table(found: Found, runs: Sequence[Run]) -> str:
     """Returns for each policy, model, rate and what varies the spread of the loss.
 
-    With its interval of 95%, of chi squared, as if losses were normal.
+    With its interval of 95%, of chi squared, as if losses were normal, and the first
+    and the last onset.
     """
     groups: dict[tuple[str, str, float, str], list[Row]] = {}
     for run in dict.fromkeys(runs):
@@ -81,9 +85,13 @@ def table(found: Found, runs: Sequence[Run]) -> str:
         mean, deviation = mean_and_spread([loss(row) for row in rows])
         names = (f"`{policy}`", f"`{model}`", f"{lr:g}", varied)
         spread = _spread(deviation, len(rows))
-        lines.append((*names, str(len(rows)), tables.number(mean), *spread))
+        onsets = [step for row in rows if (step := onset(row)) is not None]
+        ends = dict.fromkeys(f"{end(onsets):.0f}" for end in (min, max) if onsets)
+        cells = (str(len(rows)), tables.number(mean), *spread, " to ".join(ends))
+        lines.append((*names, *cells))
     header = ("policy", "model", "lr", "what differs", "runs", "mean", "deviation")
-    return tables.markdown((*header, "95% of it"), lines) if lines else NOT_RUN
+    header += ("95% of it", "onset, step")
+    return tables.markdown(header, lines) if lines else NOT_RUN
 
 
 def _spread(deviation: float | None, count: int) -> tuple[str, str]:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from experiments.ablation import noise
+from experiments.ablation import noise, onset
 from experiments.many_runs import budget, show
 from experiments.many_runs.command import Study
 from experiments.many_runs.found import Found
@@ -12,7 +12,7 @@ from experiments.many_runs.run import Run, tiny
 from experiments.many_runs.tuning import tuned, tuning
 from experiments.many_runs.variants import TI2D, UE5M3
 
-MODEL, SEEDS = "dense_2m", 3
+MODEL, SEEDS = "dense_4m", 3
 
 # By the recipe that they are parts of, which comes first.
 SECTIONS: Mapping[str, tuple[str, ...]] = {
@@ -32,14 +32,10 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def base(found: Found, assumed: float | None = None) -> Run | None:
-    """Returns the BF16 run at half of the tuned rate, or None before it is tuned.
-
-    At the tuned rate this model is close to where training fails, and random bits alone
-    make losses differ by as much as recipes do.
-    """
-    rate = tuned(found, MODEL, assumed=assumed)
-    return None if rate is None else Run.whole(MODEL, rate / 2)
+def base(found: Found, model: str, assumed: float | None = None) -> Run | None:
+    """Returns the BF16 run of a model at the tuned rate, or None before it is tuned."""
+    rate = tuned(found, model, assumed=assumed)
+    return None if rate is None else Run.whole(model, rate)
 
 
 def seeded(base: Run, policies: Iterable[str]) -> list[Run]:
@@ -53,24 +49,30 @@ def seeded(base: Run, policies: Iterable[str]) -> list[Run]:
 
 def queue(found: Found, assumed: float | None = None) -> list[Run]:
     """Returns the runs: of the parts of each recipe, then of the noise."""
+    policies = ("bf16", *(name for section in SECTIONS.values() for name in section))
     runs = tuning(found, MODEL)
-    if (first := base(found, assumed)) is None:
-        return runs
-    policies = (policy for section in SECTIONS.values() for policy in section)
-    runs += [*seeded(first, ("bf16", *policies)), *noise.runs(first)]
+    if first := base(found, MODEL, assumed):
+        runs += seeded(first, policies)
+        runs += tuning(found, noise.SMALL)
+        if small := base(found, noise.SMALL, assumed):
+            runs += noise.runs(small, first)
     return list(dict.fromkeys(runs))
 
 
 def parts(found: Found, folder: Path) -> Mapping[str, str]:
-    """Returns the tables of the README."""
-    del folder
+    """Returns the tables of the README, and draws its figure."""
     shown = {"budget": show.of_budget(queue(found, budget.RATE), found)}
-    first = base(found)
+    first, small = base(found, MODEL), base(found, noise.SMALL)
     for name, section in SECTIONS.items():
         runs = [] if first is None else seeded(first, ("bf16", *section))
         shown[name] = show.of_gaps(found.rows_of(runs), base=section[0])
-    runs = [] if first is None else noise.runs(first)
-    return shown | {"noise": noise.table(found, runs)}
+    if small is None:
+        return shown | {"noise": show.NOT_RUN}
+    alike = noise.slowed(small).piece
+    for differs in ("policy", "seed", "noise"):
+        del alike[differs]
+    onset.draw(found.find(**alike), folder / "onset.png")
+    return shown | {"noise": noise.table(found, noise.runs(small, first or small))}
 
 
 STUDY = Study(

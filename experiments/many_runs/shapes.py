@@ -59,6 +59,7 @@ SHAPES: Mapping[str, ModelConfig] = MappingProxyType(
     {
         "tiny": _dense(2, 64, 128),
         "dense_2m": _dense(4, 128, 384),
+        "dense_3m": _dense(4, 192, 512),
         "dense_4m": _dense(4, 256, 640),
         "dense_9m": _dense(4, 384, 896),
         "dense_18m": _dense(5, 512, 1408),
@@ -80,11 +81,13 @@ SHAPES: Mapping[str, ModelConfig] = MappingProxyType(
 )
 
 # Some twenty tokens for each parameter, in 2,400 to 3,400 steps. Losses fall fastest
-# from the 200th to the 800th: seeds of runs that end there lie far apart, and the rate
-# that is the best there need not be the best of longer runs.
+# from the 200th to the 800th, those of the smallest model later: seeds of runs that end
+# there lie far apart, and the rate that is the best there need not be the best of
+# longer runs.
 TRAINING: Mapping[str, Training] = MappingProxyType(
     {
         "dense_2m": Training(tokens=40_000_000, rows=32, tried=0.5),
+        "dense_3m": Training(tokens=62_000_000, rows=48, tried=0.5),
         "dense_4m": Training(tokens=97_000_000, rows=64, tried=0.5),
         "dense_9m": Training(tokens=180_000_000, rows=128),
         "dense_18m": Training(tokens=370_000_000, rows=256),

@@ -4,12 +4,13 @@ from experiments.many_runs.found import Found
 
 
 def test_noise_varies_one_thing_at_a_time():
-    base = ablation.base(Found([]), 2e-3)
-    for run in noise.runs(base):
-        changed = dict(run.piece.items() - base.piece.items()).keys() - {"policy"}
-        larger = {"noise", "model", "tokens", "rows"}
-        seeds = {"noise", "seed", "lr"}
-        assert changed <= seeds or changed <= larger
+    models = "dense_2m", "dense_4m"
+    small, larger = (ablation.base(Found([]), model, 2e-3) for model in models)
+    for run in noise.runs(small, larger):
+        base = small if run.model == small.model else larger
+        changed = dict(run.piece.items() - base.piece.items()).keys()
+        assert changed <= {"policy", "noise", "seed", "lr"}
+        assert run.seed in (0, run.noise)
 
 
 def test_deviations_of_noise_have_intervals():
