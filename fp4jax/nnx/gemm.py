@@ -85,7 +85,8 @@ class Gemm(nnx.Module):
 
     def due(self, step: jax.Array) -> list[jax.Array]:
         """Returns of each operand whose amax is held whether a step samples it."""
-        held = self._amaxes()
+        if (held := self._amaxes()) is None:
+            return []
         return [
             jnp.any(is_due(held[..., operand], every=every, step=step))
             for operand, every in enumerate(self.recipe.every)
