@@ -84,13 +84,13 @@ class Gemm(nnx.Module):
         return (3,)
 
     def due(self, step: jax.Array) -> list[jax.Array]:
-        """Returns of each operand whose amax is held whether a step samples it."""
+        """Returns of each operand that not every step samples whether this one does."""
         if (held := self._amaxes()) is None:
             return []
         return [
             jnp.any(is_due(held[..., operand], every=every, step=step))
             for operand, every in enumerate(self.recipe.every)
-            if every is not None
+            if every not in (None, 1)
         ]
 
     def _amaxes(self) -> jax.Array | None:

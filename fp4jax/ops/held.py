@@ -20,8 +20,8 @@ AMAX = "fp4_amax"  # the name that `jax.checkpoint` policies may save
 
 T = TypeVar("T")
 
-# Whether what is traced reads operands that may be due: True, all of them; False, none;
-# None: each under a condition of its own.
+# Whether what is traced reads operands that may be due: True, all of them; False, those
+# alone that always are; None: each under a condition of its own.
 _READS: Any = jax.make_user_context(None)
 
 
@@ -72,11 +72,15 @@ def sample(
       step: int32 [], or None to sample at first use only.
       groups: which of the e each entry of x belongs to.
     """
-    if _READS.value is False:
+    reads = True if every == 1 and step is not None else _READS.value
+    if reads is False:
         return held
     due = is_due(held, every=every, step=step)
-    if groups is None:
-        return _sample(x, held, due)
+    with _READS(reads):
+        return _sample(x, held, due) if groups is None else _of(groups, x, held, due)
+
+
+def _of(groups: Groups, x: jax.Array, held: jax.Array, due: jax.Array) -> jax.Array:
     if groups.used is not None:
         due &= amax_as(groups.used.astype(jnp.float32), held) > 0
     held = _no_vmap(held, x)

@@ -62,10 +62,12 @@ def test_amaxes_change_at_refresh_steps_alone(step):
     assert [leaf.shape for leaf in jax.tree.leaves(state.held)] == [(2, 3)]
 
 
-def test_a_step_has_one_condition_for_all_operands(step):
-    _, state = start()
+@pytest.mark.parametrize(("every", "conditions"), [(1, 0), (EVERY, 1)])
+def test_a_step_has_at_most_one_condition(every, conditions):
+    graph, state = start(in_mlp_down(recipes.ue5m3(every=every)))
+    step = make_train_step(graph, OPTIMIZER)
     text = step.lower(state, make_batch()).compile().as_text()
-    assert len(re.findall(r" conditional\(", text)) == 1
+    assert len(re.findall(r" conditional\(", text)) == conditions
 
 
 @pytest.mark.parametrize("microbatches", [1, 2])
