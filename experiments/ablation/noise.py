@@ -35,12 +35,7 @@ def runs(small: Run, larger: Run) -> list[Run]:
     """
     of = dataclasses.replace
     slower = slowed(small)
-    seeds = [
-        of(base, policy=policy, seed=seed, noise=seed)
-        for base in (slower, small, larger)
-        for policy in _WHOLE
-        for seed in range(3)
-    ]
+    seeds = [run for base in (slower, small, larger) for run in base.seeded(_WHOLE, 3)]
     streams = [
         of(base, policy=policy, noise=noise)
         for base, policies, noises in (

@@ -1,7 +1,6 @@
 """Which runs there are, and what is shown of them."""
 
-import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from experiments.ablation import noise, onset
@@ -27,34 +26,19 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
         "e2m1_rht",
         "e2m1_to_2_rht",
     ),
-    "ue5m3": ("ue5m3_plain", *(name for name in UE5M3 if name != "ue5m3_plain")),
+    "ue5m3": tuple(UE5M3),
     "ti2d": ("ti2d", *TI2D),
 }
-
-
-def base(found: Found, model: str, assumed: float | None = None) -> Run | None:
-    """Returns the BF16 run of a model at the tuned rate, or None before it is tuned."""
-    rate = tuned(found, model, assumed=assumed)
-    return None if rate is None else Run.whole(model, rate)
-
-
-def seeded(base: Run, policies: Iterable[str]) -> list[Run]:
-    """Returns every policy with every seed."""
-    return [
-        dataclasses.replace(base, policy=policy, seed=seed, noise=seed)
-        for policy in policies
-        for seed in range(SEEDS)
-    ]
 
 
 def queue(found: Found, assumed: float | None = None) -> list[Run]:
     """Returns the runs: of the parts of each recipe, then of the noise."""
     policies = ("bf16", *(name for section in SECTIONS.values() for name in section))
     runs = tuning(found, MODEL)
-    if first := base(found, MODEL, assumed):
-        runs += seeded(first, policies)
+    if first := tuned(found, MODEL, assumed=assumed):
+        runs += first.seeded(policies, SEEDS)
         runs += tuning(found, noise.SMALL)
-        if small := base(found, noise.SMALL, assumed):
+        if small := tuned(found, noise.SMALL, assumed=assumed):
             runs += noise.runs(small, first)
     return list(dict.fromkeys(runs))
 
@@ -62,9 +46,9 @@ def queue(found: Found, assumed: float | None = None) -> list[Run]:
 def parts(found: Found, folder: Path) -> Mapping[str, str]:
     """Returns the tables of the README, and draws its figure."""
     shown = {"budget": show.of_budget(queue(found, budget.RATE), found)}
-    first, small = base(found, MODEL), base(found, noise.SMALL)
+    first, small = tuned(found, MODEL), tuned(found, noise.SMALL)
     for name, section in SECTIONS.items():
-        runs = [] if first is None else seeded(first, ("bf16", *section))
+        runs = first.seeded(("bf16", *section), SEEDS) if first else []
         shown[name] = show.of_gaps(found.rows_of(runs), base=section[0])
     if small is None:
         return shown | {"noise": show.NOT_RUN}

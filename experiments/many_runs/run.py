@@ -1,6 +1,7 @@
 """A run: a policy, a model, and the numbers that tell it from others of its kind."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Self
 
 import numpy as np
@@ -71,6 +72,14 @@ class Run:
         """Returns the run of a model in BF16 on all its tokens."""
         tokens, rows, _ = TRAINING[model]
         return cls(policy=REFERENCE, model=model, lr=lr, tokens=tokens, rows=rows)
+
+    def seeded(self, policies: Iterable[str], seeds: int) -> list[Self]:
+        """Returns this run of every policy with every seed, of noise as well."""
+        return [
+            dataclasses.replace(self, policy=policy, seed=seed, noise=seed)
+            for policy in policies
+            for seed in range(seeds)
+        ]
 
     @property
     def piece(self) -> Row:

@@ -68,7 +68,7 @@ def of_rates(found: Found, models: Iterable[str]) -> str:
         losses = {row["lr"]: loss(row) for row in found.rows_of(runs)}
         cells = (tables.number(losses.get(rate)) for rate in tried)
         lines.append((f"`{model}`", f"{runs[0].tokens / 1e6:.0f}", *cells))
-        if tuned(found, model) in (RATES[0], MOST):
+        if (best := tuned(found, model)) and best.lr in (RATES[0], MOST):
             ends.append(f"`{model}`")
     header = ("model", "M tokens", *(f"{rate:g}" for rate in tried))
     table = tables.markdown(header, lines)

@@ -25,20 +25,20 @@ def tuning(found: Found, model: str) -> list[Run]:
     return runs
 
 
-def tuned(found: Found, model: str, *, assumed: float | None = None) -> float | None:
-    """Returns the best rate, of those at which the run did not diverge.
+def tuned(found: Found, model: str, *, assumed: float | None = None) -> Run | None:
+    """Returns BF16 at the best rate, for all tokens; None before that rate is known.
 
     Args:
       found: so far.
       model: whose.
-      assumed: what to return where that is not known.
+      assumed: the rate where the best one is not known.
     """
-    best = _best(found, tuning(found, model))
-    return assumed if best is None else best
+    rate = _best(found, tuning(found, model)) or assumed
+    return None if rate is None else Run.whole(model, rate)
 
 
 def _best(found: Found, runs: Sequence[Run]) -> float | None:
-    """Returns the best rate once all runs are there, None before or without any."""
+    """Returns the best rate of runs that did not diverge; None before all are there."""
     losses = {row["lr"]: loss(row) for row in found.rows_of(runs)}
     finite = [rate for rate, value in losses.items() if math.isfinite(value)]
     if len(losses) < len(runs) or not finite:

@@ -16,62 +16,38 @@ from fp4jax.numerics import (
     Fresh,
     Hadamard,
     PerStepSigns,
-    Quantizer,
     Scale,
 )
 from fp4jax.policies import Policy
 from fp4jax.recipes import Recipe
 
 PolicyOf = Callable[[ModelConfig], Policy]
-Change = Callable[[str, str, Quantizer], Quantizer]
 
-GEMMS = ("fprop", "dgrad", "wgrad")
+_GEMMS = frozenset({"fprop", "dgrad", "wgrad"})
 
 
-def changed(recipe: Recipe, change: Change) -> Recipe:
-    """Returns a recipe of other quantizers.
-
-    Args:
-      recipe: of the old ones.
-      change: returns the new one of a GEMM, an operand and the old one.
-    """
+def _replaced(recipe: Recipe, gemms: Iterable[str] = _GEMMS, **fields) -> Recipe:
+    """Returns a recipe with other fields in the quantizers of some GEMMs, or of all."""
 
     def gemm(name: str):
         old = getattr(recipe, name)
-        return type(old)(
-            **{
-                operand: quantizer and change(name, operand, quantizer)
-                for operand, quantizer in vars(old).items()
-            }
-        )
+        quantizers = {
+            operand: quantizer and dataclasses.replace(quantizer, **fields)
+            for operand, quantizer in vars(old).items()
+        }
+        return dataclasses.replace(old, **quantizers)
 
-    return dataclasses.replace(recipe, **{name: gemm(name) for name in GEMMS})
-
-
-def _replaced(recipe: Recipe, where: Callable[[str, str], bool], **fields) -> Recipe:
-    """Returns a recipe with other fields in some quantizers."""
-    return changed(
-        recipe,
-        lambda gemm, operand, q: (
-            dataclasses.replace(q, **fields) if where(gemm, operand) else q
-        ),
-    )
+    return dataclasses.replace(recipe, **{name: gemm(name) for name in gemms})
 
 
-def ufp4_rotated(*gemms: str) -> Recipe:
+def _ufp4_rotated(*gemms: str) -> Recipe:
     """Returns `recipes.ufp4`, rotated in some GEMMs only."""
-    return _replaced(recipes.ufp4(), lambda gemm, _: gemm not in gemms, rotation=None)
+    return _replaced(recipes.ufp4(), _GEMMS.difference(gemms), rotation=None)
 
 
-def ufp4_stochastic(*gemms: str) -> Recipe:
+def _ufp4_stochastic(*gemms: str) -> Recipe:
     """Returns `recipes.ufp4`, dy rounded stochastically in some GEMMs only."""
-    return _replaced(
-        recipes.ufp4(), lambda gemm, _: gemm not in gemms, rounding=NEAREST
-    )
-
-
-def _everywhere(recipe: Recipe, **fields) -> Recipe:
-    return _replaced(recipe, lambda *_: True, **fields)
+    return _replaced(recipes.ufp4(), _GEMMS.difference(gemms), rounding=NEAREST)
 
 
 def _ue5m3_rotated() -> Recipe:
@@ -81,7 +57,7 @@ def _ue5m3_rotated() -> Recipe:
     """
     return _replaced(
         recipes.ue5m3(),
-        lambda gemm, _: gemm == "wgrad",
+        {"wgrad"},
         rotation=Hadamard(16, NVFP4_SIGNS),
         tensor_scale=Fresh(),
     )
@@ -114,21 +90,21 @@ def _ues(**options: Iterable) -> dict[str, Recipe]:
 
 UFP4 = _named(
     {
-        "ufp4_no_rht": ufp4_rotated(),
-        "ufp4_rht_wgrad": ufp4_rotated("wgrad"),
-        "ufp4_rht_dgrad_wgrad": ufp4_rotated("dgrad", "wgrad"),
-        "ufp4_rht_fprop_wgrad": ufp4_rotated("fprop", "wgrad"),
-        "ufp4_no_sr": ufp4_stochastic(),
-        "ufp4_sr_dgrad": ufp4_stochastic("dgrad"),
-        "ufp4_sr_wgrad": ufp4_stochastic("wgrad"),
+        "ufp4_no_rht": _ufp4_rotated(),
+        "ufp4_rht_wgrad": _ufp4_rotated("wgrad"),
+        "ufp4_rht_dgrad_wgrad": _ufp4_rotated("dgrad", "wgrad"),
+        "ufp4_rht_fprop_wgrad": _ufp4_rotated("fprop", "wgrad"),
+        "ufp4_no_sr": _ufp4_stochastic(),
+        "ufp4_sr_dgrad": _ufp4_stochastic("dgrad"),
+        "ufp4_sr_wgrad": _ufp4_stochastic("wgrad"),
         "ufp4_signs_3": recipes.ufp4(seed=3),
         "ufp4_signs_6": recipes.ufp4(seed=6),
-        "ufp4_signs_per_step": _everywhere(
+        "ufp4_signs_per_step": _replaced(
             recipes.ufp4(), rotation=Hadamard(16, PerStepSigns())
         ),
         "ufp4_e4m3": recipes.ufp4(Scale(E4M3)),
-        "e2m1_rht": _everywhere(recipes.ufp4(), grid=E2M1),
-        "e2m1_to_2_rht": _everywhere(recipes.ufp4(), grid=E2M1_TO_2),
+        "e2m1_rht": _replaced(recipes.ufp4(), grid=E2M1),
+        "e2m1_to_2_rht": _replaced(recipes.ufp4(), grid=E2M1_TO_2),
     }
 )
 
@@ -143,10 +119,10 @@ UE5M3 = _named(
 
 TI2D: dict[str, PolicyOf] = {
     "ti2d_rows": _ti2d(
-        _everywhere(dataclasses.replace(recipes.ti2d(), share_dy=False), block=32)
+        _replaced(dataclasses.replace(recipes.ti2d(), share_dy=False), block=32)
     ),
-    "ti2d_floor": _ti2d(_everywhere(recipes.ti2d(), scale=Scale(E8M0, "floor"))),
-    "ti2d_nearest_dy": _ti2d(_everywhere(recipes.ti2d(), rounding=NEAREST)),
+    "ti2d_floor": _ti2d(_replaced(recipes.ti2d(), scale=Scale(E8M0, "floor"))),
+    "ti2d_nearest_dy": _ti2d(_replaced(recipes.ti2d(), rounding=NEAREST)),
     "ti2d_fp4_qk": _whole(recipes.ti2d()),
     **{f"ti2d_block_{size}": _ti2d(recipes.ti2d(block=size)) for size in (8, 16, 64)},
 }

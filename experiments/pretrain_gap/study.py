@@ -1,6 +1,5 @@
 """Which runs there are, and what is shown of them."""
 
-import dataclasses
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,20 +18,14 @@ from experiments.report.summary import mean_and_spread
 
 MODELS = ("dense_9m", "moe_11m")
 SEEDED = ("bf16", "e2m1_ref", "ufp4")
-_NAMES = {"ufp4_e4m3": "`ufp4(Scale(E4M3))`"}  # of what is no preset
 OTHERS = ("ufp4_e4m3", "nvfp4", "ue5m3", "ti2d", "mxfp4", "quartet2")
+_NAMES = {"ufp4_e4m3": "`ufp4(Scale(E4M3))`"}  # of what is no preset
 
 
 def main_runs(found: Found, model: str, assumed: float | None = None) -> list[Run]:
     """Returns the runs of a model at its tuned rate, none before it is tuned."""
-    if (rate := tuned(found, model, assumed=assumed)) is None:
-        return []
-    base = Run.whole(model, rate)
-    seeds = itertools.product(SEEDED, range(3))
-    return [
-        dataclasses.replace(base, policy=policy, seed=seed, noise=seed)
-        for policy, seed in (*seeds, *((policy, 0) for policy in OTHERS))
-    ]
+    base = tuned(found, model, assumed=assumed)
+    return base.seeded(SEEDED, 3) + base.seeded(OTHERS, 1) if base else []
 
 
 def queue(found: Found, assumed: float | None = None) -> list[Run]:
@@ -50,7 +43,7 @@ def queue(found: Found, assumed: float | None = None) -> list[Run]:
 
 
 def parts(found: Found, folder: Path) -> Mapping[str, str]:
-    """Returns the tables of the README, and draws its figure."""
+    """Returns the tables of the README, and draws its figures."""
     shown = {
         "rates": show.of_rates(found, MODELS),
         "budget": show.of_budget(queue(found, budget.RATE), found),

@@ -1,6 +1,5 @@
 """Which runs there are, and what is shown of them."""
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,14 +18,8 @@ _TUNED = ("dense_3m", "dense_4m", "dense_9m")  # larger ones take the last one's
 def of_model(found: Found, model: str, assumed: float | None = None) -> list[Run]:
     """Returns the runs of a model, none before its rate is known."""
     of = model if model in _TUNED else _TUNED[-1]
-    if (rate := tuned(found, of, assumed=assumed)) is None:
-        return []
-    base = Run.whole(model, rate)
-    return [
-        dataclasses.replace(base, policy=policy, seed=seed, noise=seed)
-        for policy in POLICIES
-        for seed in range(SEEDS[model])
-    ]
+    base = tuned(found, of, assumed=assumed)
+    return Run.whole(model, base.lr).seeded(POLICIES, SEEDS[model]) if base else []
 
 
 def queue(found: Found, assumed: float | None = None) -> list[Run]:

@@ -1,11 +1,11 @@
 from experiments.ablation import noise
-from experiments.ablation import study as ablation
 from experiments.many_runs.found import Found
+from experiments.many_runs.tuning import tuned
 
 
 def test_noise_varies_one_thing_at_a_time():
     models = "dense_2m", "dense_4m"
-    small, larger = (ablation.base(Found([]), model, 2e-3) for model in models)
+    small, larger = (tuned(Found([]), model, assumed=2e-3) for model in models)
     for run in noise.runs(small, larger):
         base = small if run.model == small.model else larger
         changed = dict(run.piece.items() - base.piece.items()).keys()
