@@ -8,7 +8,6 @@ what is missing to results.jsonl. Started again it goes on where it was stopped.
 writes the tables of the README and the figures.
 """
 
-import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,38 +17,20 @@ from tyro.conf import OmitArgPrefixes
 from experiments import terminal
 from experiments.folder import Row
 from experiments.operands import cases, command, measure, show
-from experiments.operands.captures import Source, train
+from experiments.operands.captures import Source
 from experiments.operands.command import Arguments, Study
 from experiments.operands.tiles import Tiles
-from experiments.study import Results
 
 
-def measure_all(source: Source, results: Results, tiny: bool) -> None:
-    """Adds the rows that are missing."""
-    train(source)
-    found = functools.lru_cache(maxsize=1)(
-        functools.partial(command.same, source, results)
-    )
-    tiles = functools.lru_cache(maxsize=1)(lambda step: Tiles(found(step)))
-    for piece in results.missing(pieces(source, tiny=tiny)):
-        step = piece["step"]
-        if piece["section"] == "captures":
-            row = {"loss": found(step).loss, "layers": list(found(step).layers)}
-        else:
-            row = {"figures": figures(tiles(step), piece)}
-        results.add(piece | row)
-        print(*piece.values(), flush=True)
+def of_piece(tiles: Tiles, piece: Row) -> Row:
+    """Returns what is measured of a step, under the quantizer that a piece names."""
+    if piece["section"] == "captures":
+        return {"loss": tiles.capture.loss, "layers": list(tiles.layers)}
+    of = {"distributions": measure.distributions, "quantizers": measure.measure}
+    return {"figures": of[piece["section"]](tiles, cases.quantizer(piece))}
 
 
-def figures(tiles: Tiles, piece: Row) -> measure.Figures:
-    """Returns what is measured of a step under the quantizer that a piece names."""
-    quantizer = cases.quantizer(piece)
-    if piece["section"] == "distributions":
-        return measure.distributions(tiles, quantizer)
-    return measure.measure(tiles, quantizer)
-
-
-def pieces(source: Source, *, tiny: bool) -> Iterator[Row]:
+def pieces(source: Source, tiny: bool) -> Iterator[Row]:
     """Yields what is measured, a step after the other; of the last one it is more."""
     for step in source.steps:
         few = tiny or step != source.steps[-1]
@@ -72,7 +53,8 @@ def pieces(source: Source, *, tiny: bool) -> Iterator[Row]:
 
 STUDY = Study(
     folder=Path(__file__).parent,
-    measure=measure_all,
+    pieces=pieces,
+    measure=of_piece,
     draw=show.draw,
     parts=show.parts,
 )

@@ -1,12 +1,14 @@
 """The command of a study of captured operands."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from experiments import study
 from experiments.folder import Row
-from experiments.operands.captures import Capture, Source, capture
+from experiments.operands.captures import Capture, Source, capture, train
+from experiments.operands.tiles import Tiles
 from experiments.study import Results
 
 
@@ -16,13 +18,15 @@ class Study:
 
     Attributes:
       folder: holds README.md and results.jsonl.
-      measure: adds the rows that are missing, of a source, tiny or not.
+      pieces: yields what is measured of a source, tiny or not, a step after the other.
+      measure: returns what the row of a piece has to say of the tiles of its step.
       draw: draws figures of rows into a folder.
       parts: returns the tables of the README by name.
     """
 
     folder: Path
-    measure: Callable[[Source, Results, bool], None]
+    pieces: Callable[[Source, bool], Iterable[Row]]
+    measure: Callable[[Tiles, Row], Row]
     draw: Callable[[Sequence[Row], Path], None]
     parts: Callable[[Sequence[Row]], Mapping[str, str]]
 
@@ -41,6 +45,23 @@ class Arguments:
     runs/operands-tiny."""
     show: bool = False
     """only makes tables and figures anew of the rows that are there."""
+
+
+def measure_all(about: Study, source: Source, results: Results, *, tiny: bool) -> None:
+    """Adds the rows that are missing.
+
+    Raises:
+      ValueError: those that are there are of another run.
+    """
+    train(source)
+
+    @functools.lru_cache(maxsize=1)
+    def tiles(step: int) -> Tiles:
+        return Tiles(same(source, results, step))
+
+    for piece in results.missing(about.pieces(source, tiny)):
+        results.add(piece | about.measure(tiles(piece["step"]), piece))
+        print(*piece.values(), flush=True)
 
 
 def same(source: Source, results: Results, step: int) -> Capture:
@@ -64,14 +85,14 @@ def main(about: Study, arguments: Arguments) -> None:
     """Runs the command.
 
     Raises:
-      ValueError: there is nothing to show.
+      ValueError: there is nothing to show, or as of `measure_all`.
     """
     source = Source.of(arguments.run, tiny=arguments.tiny)
     own = source.folder / about.folder.name if arguments.tiny else about.folder
     out = arguments.out or own
     results = Results(out / "results.jsonl")
     if not arguments.show:
-        about.measure(source, results, arguments.tiny)
+        measure_all(about, source, results, tiny=arguments.tiny)
     if not results.rows:
         raise ValueError(
             f"--show: {results.path} must have rows, got none. Measure first, "

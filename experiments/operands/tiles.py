@@ -31,12 +31,13 @@ class Tiles:
       capture: of the step.
 
     Attributes:
+      capture: of the step.
       layers: operands by path.
       size: of a tile, the largest that divides all shapes, and at most 128.
     """
 
     def __init__(self, capture: Capture):
-        self.layers = capture.layers
+        self.capture, self.layers = capture, capture.layers
         tensors = jax.tree.leaves(self.layers)
         shapes = itertools.chain.from_iterable(x.shape for x in tensors)
         self.size = math.gcd(MOST, *shapes)

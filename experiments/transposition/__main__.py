@@ -8,7 +8,6 @@ there, and adds what is missing to results.jsonl. Started again it goes on where
 stopped. Then it writes the tables of the README and the figure.
 """
 
-import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,28 +17,19 @@ from tyro.conf import OmitArgPrefixes
 from experiments import terminal
 from experiments.folder import Row
 from experiments.operands import command
-from experiments.operands.captures import Source, train
+from experiments.operands.captures import Source
 from experiments.operands.command import Arguments, Study
 from experiments.operands.tiles import Tiles
-from experiments.study import Results
 from experiments.transposition import measure, show
 
 
-def measure_all(source: Source, results: Results, tiny: bool) -> None:
-    """Adds the rows that are missing."""
-    train(source)
-    found = functools.lru_cache(maxsize=1)(
-        functools.partial(command.same, source, results)
-    )
-    tiles = functools.lru_cache(maxsize=1)(lambda step: Tiles(found(step)))
-    for piece in results.missing(pieces(source, tiny=tiny)):
-        step = piece["step"]
-        figures = measure.measure(tiles(step), measure.quantizer(piece))
-        results.add(piece | {"loss": found(step).loss} | figures)
-        print(*piece.values(), flush=True)
+def of_piece(tiles: Tiles, piece: Row) -> Row:
+    """Returns what is measured of a step, under the quantizer that a piece names."""
+    figures = measure.measure(tiles, measure.quantizer(piece))
+    return {"loss": tiles.capture.loss} | figures
 
 
-def pieces(source: Source, *, tiny: bool) -> Iterator[Row]:
+def pieces(source: Source, tiny: bool) -> Iterator[Row]:
     """Yields what is measured, a step after the other; of the last one all blocks."""
     for step in source.steps:
         few = tiny or step != source.steps[-1]
@@ -50,7 +40,8 @@ def pieces(source: Source, *, tiny: bool) -> Iterator[Row]:
 
 STUDY = Study(
     folder=Path(__file__).parent,
-    measure=measure_all,
+    pieces=pieces,
+    measure=of_piece,
     draw=show.draw,
     parts=show.parts,
 )

@@ -6,6 +6,7 @@ import pytest
 
 from experiments import study
 from experiments.folder import read_log
+from experiments.operands import command
 from experiments.operands.__main__ import STUDY as OPERANDS
 from experiments.operands.captures import Capture, Source
 from experiments.operands.tiles import Tiles
@@ -105,12 +106,12 @@ def test_rows_are_of_one_run_which_they_name(tmp_path, monkeypatch):
     monkeypatch.setattr(measure, "cases", lambda blocks: [case])
     results = study.Results(tmp_path / "results.jsonl")
     source = Source.of(tmp_path, tiny=True)
-    STUDY.measure(source, results, True)
+    command.measure_all(STUDY, source, results, tiny=True)
     assert [(row["step"], row["loss"]) for row in results.rows] == [(1, 7.0), (2, 7.0)]
     results.add({"step": 2, "loss": 6.0})
     case["block"] = 8
     with pytest.raises(ValueError, match="at step 2 is 7.0, got rows of 6.0"):
-        STUDY.measure(source, results, True)
+        command.measure_all(STUDY, source, results, tiny=True)
 
 
 def test_the_rows_are_of_the_run_of_operands():
