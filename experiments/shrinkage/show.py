@@ -10,6 +10,7 @@ from rich.table import Table
 
 from experiments.shrinkage.cases import GRIDS
 from experiments.shrinkage.study import Row
+from experiments.study import save
 from fp4jax.numerics import E2M1
 
 _TITLES = {
@@ -97,6 +98,5 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     bins.axhline(0, color="black", linewidth=0.8)
     bins.set(xlabel="magnitude of E2M1", ylabel="mean error of the bin, gauss plain")
     qsnr.legend(frameon=False, loc="upper right")
-    for axes in (shrinkage, qsnr, bins):
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=110)
+    shrinkage.legend([], frameon=False)
+    save(figure, path, shrinkage, qsnr, bins)
