@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from experiments import pretrain
 from experiments.presets import REFERENCE
@@ -152,7 +151,7 @@ def _captured(source: Source, step: int) -> Capture:
             total, weight = token_losses(model, batch)
             return total / jnp.maximum(weight, 1)
 
-        merged = nnx.merge(graph, state.params, state.held, state.rest, copy=True)
+        merged = state.model(graph)
         (loss, found), _ = taps.value_and_grad(loss_fn)(merged, batch)
         return loss, found
 

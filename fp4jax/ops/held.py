@@ -32,12 +32,12 @@ def is_due(held: jax.Array, *, every: int, step: jax.Array | None) -> jax.Array:
 
 
 def under_one_condition(due: jax.Array, function: Callable[[], T]) -> T:
-    """Returns what a function does, traced with all samples of it, and without any.
+    """Returns what a function does, with samples where any is due, else without.
 
     In place of a condition for each operand, which takes a GPU tens of microseconds.
 
     Args:
-      due: bool [], whether any amax is that the function samples.
+      due: bool [], whether any amax is, of those that not every step samples.
       function: what is traced twice.
     """
 
@@ -77,10 +77,15 @@ def sample(
         return held
     due = is_due(held, every=every, step=step)
     with _READS(reads):
-        return _sample(x, held, due) if groups is None else _of(groups, x, held, due)
+        if groups is None:
+            return _sample(x, held, due)
+        return _sample_groups(x, held, due, groups)
 
 
-def _of(groups: Groups, x: jax.Array, held: jax.Array, due: jax.Array) -> jax.Array:
+def _sample_groups(
+    x: jax.Array, held: jax.Array, due: jax.Array, groups: Groups
+) -> jax.Array:
+    """Samples groups, of which those that have no entries are not due."""
     if groups.used is not None:
         due &= amax_as(groups.used.astype(jnp.float32), held) > 0
     held = _no_vmap(held, x)

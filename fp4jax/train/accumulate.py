@@ -65,7 +65,7 @@ def accumulate(
     gradient = functools.partial(
         _gradient, graph, state, batch, microbatches=microbatches
     )
-    model = nnx.merge(graph, state.params, state.held, state.rest, copy=True)
+    model = state.model(graph)
     gemms = (node for _, node in nnx.iter_graph(model) if isinstance(node, Gemm))
     due = [each for gemm in gemms for each in gemm.due(state.step)]
     if not due:
@@ -76,7 +76,7 @@ def accumulate(
 def _gradient(
     graph: nnx.GraphDef, state: TrainState, batch: Batch, *, microbatches: int
 ) -> Gradient:
-    """Returns what `accumulate` does, where nothing or everything may be sampled."""
+    """Returns what `accumulate` does, which decides what may be sampled."""
     weight = jnp.maximum(jnp.sum(batch["loss_mask"].astype(jnp.float32)), 1)
 
     def share(model: Transformer, rows: Batch) -> tuple[jax.Array, Any]:
@@ -89,7 +89,7 @@ def _gradient(
         return loss + moe.aux_loss(balances), (loss, balances)
 
     def part(rows: Batch, index: Any, weights: nnx.State) -> Gradient:
-        model = nnx.merge(graph, state.params, state.held, state.rest, copy=True)
+        model = state.model(graph)
         set_step(model, state.step, microbatch=index)
         nnx.update(model, weights)
         found, grads = value_and_grad(share, has_aux=True)(model, rows)
@@ -111,14 +111,14 @@ def _gradient(
     loss, grads, held = jax.tree.map(
         lambda x: jnp.zeros(x.shape, jnp.float32), (weight, state.params, state.held)
     )
-    balances = nnx.merge(graph, state.params, state.held, state.rest).no_balances()
+    balances = state.model(graph).no_balances()
     zeros = Gradient(loss, spread(grads), held, balances)
     return lax.scan(add, zeros, (jnp.arange(microbatches), parts))[0]
 
 
 def _quantized_weights(graph: nnx.GraphDef, state: TrainState) -> nnx.State:
     """Returns what the microbatches have in common."""
-    model = nnx.merge(graph, state.params, state.held, state.rest, copy=True)
+    model = state.model(graph)
     set_step(model, state.step)
     quantize_weights(model)
     return nnx.state(model, QuantizedWeight)

@@ -76,7 +76,7 @@ def make_diagnosis(
     """
 
     def step_flags(state: TrainState, batch: Batch):
-        model = nnx.merge(graph, state.params, state.held, state.rest, copy=True)
+        model = state.model(graph)
 
         def loss_fn(model, batch):
             set_step(model, state.step - 1)
@@ -92,7 +92,7 @@ def make_diagnosis(
         for name, tree in (("batch", batch), ("parameters", state.params)):
             if broken := _not_finite(tree):
                 return f"Not finite in the {name}: {broken}."
-        model = nnx.merge(graph, state.params, state.held, state.rest, copy=True)
+        model = state.model(graph)
         loss, flags = compiled(state, batch)
         found: dict[str, dict[str, bool]] = {}
         for path, of_layers in jax.device_get(flags).items():

@@ -76,7 +76,7 @@ def make_sampler(
         positions = jnp.arange(tokens.size)
 
         def add(i: jax.Array, tokens: jax.Array) -> jax.Array:
-            model = nnx.merge(graph, state.params, state.held, state.rest, copy=True)
+            model = state.model(graph)
             set_step(model, state.step)  # for recipes that draw in the forward pass
             known = positions < i
             logits = model(

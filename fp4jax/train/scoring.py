@@ -113,7 +113,7 @@ def make_log_likelihoods(graph: nnx.GraphDef) -> LogLikelihoods:
     """
 
     def log_likelihoods(state: TrainState, batch: Batch) -> jax.Array:
-        model = nnx.merge(graph, state.params, state.held, state.rest, copy=True)
+        model = state.model(graph)
         set_step(model, state.step)  # for recipes that draw in the forward pass
         return -jnp.sum(masked_losses(model, batch), axis=-1)
 

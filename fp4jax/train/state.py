@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +38,10 @@ class TrainState:
     rest: nnx.State
     skipped: jax.Array
     skipped_in_row: jax.Array
+
+    def model(self, graph: nnx.GraphDef) -> Any:
+        """Returns the model of a graph from `make_state`; its changes stay in it."""
+        return nnx.merge(graph, self.params, self.held, self.rest, copy=True)
 
 
 def make_state(

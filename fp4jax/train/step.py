@@ -159,7 +159,7 @@ def _check(
     check_rows(len(batch["inputs"]), microbatches)
     if mesh is None or mesh.size == 1:
         return
-    model = nnx.merge(graph, state.params, state.held, state.rest, copy=True)
+    model = state.model(graph)
     shards = microbatches * num_shards("batch", mesh)
     check_mesh(model, mesh, tokens=batch["inputs"].size // shards)
 
@@ -168,7 +168,7 @@ def _rest(graph: nnx.GraphDef, state: TrainState, balances: Balances) -> nnx.Sta
     """Returns the rest of the state, in which the biases of routers have moved."""
     if not any(balances):
         return state.rest
-    model = nnx.merge(graph, state.params, state.held, state.rest, copy=True)
+    model = state.model(graph)
     model.move_biases(balances)
     _, _, _, rest = nnx.split(model, nnx.Param, Held, ...)
     return rest
@@ -196,7 +196,7 @@ def make_eval_step(
     """
 
     def step(state: TrainState, batch: Batch) -> Metrics:
-        model = nnx.merge(graph, state.params, state.held, state.rest, copy=True)
+        model = state.model(graph)
         set_step(model, state.step)  # for recipes that draw in the forward pass
         loss_sum, _ = token_losses(model, batch)
         return {"loss_sum": loss_sum}
