@@ -65,13 +65,11 @@ def table(found: Found, runs: Sequence[Run]) -> str:
     and the last onset.
     """
     groups: dict[tuple[str, str, float, str], list[Row]] = {}
-    for run in dict.fromkeys(runs):
-        if (row := found.row(run)) is None:
-            continue
-        kind = run.model, run.policy, run.lr
-        if run.seed == 0:
+    for row in found.rows_of(runs):
+        kind = row["model"], row["policy"], row["lr"]
+        if row["seed"] == 0:
             groups.setdefault((*kind, "random bits"), []).append(row)
-        if run.seed == run.noise:
+        if row["seed"] == row["noise"]:
             groups.setdefault((*kind, "all seeds"), []).append(row)
     lines = []
     for (model, policy, lr, varied), rows in groups.items():

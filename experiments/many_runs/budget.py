@@ -6,6 +6,7 @@ from rich.table import Table
 
 from experiments.many_runs.found import Found
 from experiments.many_runs.run import Run
+from experiments.many_runs.shapes import SHAPES
 from experiments.presets import REFERENCE
 from experiments.report.tables import counted
 from fp4jax import models
@@ -19,14 +20,14 @@ _EVALUATION = 2.0  # seconds
 RATE = 2e-3  # of runs whose learning rate is not known yet
 
 
-def seconds(run: Run, found: Found, vocab_size: int = 8192) -> tuple[float, bool]:
+def seconds(run: Run, found: Found) -> tuple[float, bool]:
     """Returns how long a run takes once compiled, and whether such a run was timed."""
     tokens = run.steps * run.rows * run.length
     alike = found.find(model=run.model, policy=run.policy, rows=run.rows)
     speeds = [row["tokens_per_s"] for row in alike]
     if speeds:
         return tokens / max(speeds) + _EVALUATION, True
-    shape = run.shape(vocab_size)
+    shape = SHAPES[run.model]
     flops = tokens * models.flops_per_token(shape, sequence_length=run.length)
     slower = 1.0 if run.policy == REFERENCE else _QUANTIZED
     slower *= 1.0 if shape.moe is None else _MIXTURE

@@ -1,5 +1,6 @@
 """The tables of the README and the figure: means over layers, and their deviation."""
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from experiments.transposition.measure import BLOCKS, SCALE_NAMES, TENSORS
 
 _COLORS = {"1-D": "C0", "2-D": "C3"}
 _STYLES = dict(zip(SCALE_NAMES, ("-", "--", ":"), strict=True))
+_ERRORS = list(itertools.product(("products", "gradients"), ("dx", "dw")))
 
 
 def draw(rows: Sequence[Row], folder: Path) -> None:
@@ -65,12 +67,8 @@ def cost(rows: Sequence[Row]) -> str:
         line = _named(case)
         for found in case:
             for name in TENSORS:
-                rows_, columns, squares = (
-                    values(found, "tensors", [name], view)
-                    for view in ("rows", "columns", "squares")
-                )
-                one = (rows_ + columns) / 2
-                line.append(f"{one.mean():.2f}, {spread(squares - one, sign='+')}")
+                one, two = qsnr(found, [name])
+                line.append(f"{one.mean():.2f}, {spread(two - one, sign='+')}")
         lines.append(line)
     return tables.markdown(header, lines)
 
@@ -83,12 +81,8 @@ def gradients(rows: Sequence[Row]) -> str:
     lines = []
     for case in _cases(rows):
         for found in case:
-            line = [*_named([found]), found["grid"]]
-            for section in ("products", "gradients"):
-                for name in ("dx", "dw"):
-                    pair = [values(found, section, [b], name) for b in ("1-D", "2-D")]
-                    line.append(_pair(*pair))
-            lines.append(line)
+            pairs = (_pair(*errors(found, *each)) for each in _ERRORS)
+            lines.append([*_named([found]), found["grid"], *pairs])
     return tables.markdown(header, lines)
 
 
@@ -100,18 +94,9 @@ def steps(rows: Sequence[Row]) -> str:
     for row in sorted(rows, key=lambda row: (row["scale"], row["grid"], row["step"])):
         if row["block"] != 32:
             continue
-        line = [row["scale"], row["grid"], str(row["step"])]
-        views = (
-            values(row, "tensors", TENSORS, view)
-            for view in ("rows", "columns", "squares")
-        )
-        one, other, squares = views
-        line.append(spread(squares - (one + other) / 2, sign="+"))
-        for section in ("products", "gradients"):
-            for name in ("dx", "dw"):
-                one, two = (values(row, section, [b], name) for b in ("1-D", "2-D"))
-                line.append(spread(two - one, sign="+"))
-        lines.append(line)
+        pairs = (qsnr(row, TENSORS), *(errors(row, *each) for each in _ERRORS))
+        cells = (spread(two - one, sign="+") for one, two in pairs)
+        lines.append([row["scale"], row["grid"], str(row["step"]), *cells])
     return tables.markdown(header, lines)
 
 
@@ -119,9 +104,8 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     """Draws errors of gradients over the size of blocks."""
     figure = Figure(figsize=(13, 6.5), layout="constrained")
     panels = figure.subplots(2, 4, sharex=True, sharey="row")
-    columns = [(s, n) for s in ("products", "gradients") for n in ("dx", "dw")]
     for line, grid in zip(panels, BOTH, strict=True):
-        for axes, (section, name) in zip(line, columns, strict=True):
+        for axes, (section, name) in zip(line, _ERRORS, strict=True):
             for scale, style in _STYLES.items():
                 for shape, color in _COLORS.items():
                     chosen = [row for b in BLOCKS for row in _of(rows, grid, scale, b)]
@@ -139,6 +123,20 @@ def plot(rows: Sequence[Row], path: Path) -> None:
         axes.set_xticks(BLOCKS, [str(block) for block in BLOCKS])
         axes.set(xlabel="block")
     study.save(figure, path, *panels.ravel())
+
+
+def qsnr(row: Row, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns that of 1-D blocks, the mean of both views, and that of 2-D blocks."""
+    rows, columns, squares = (
+        values(row, "tensors", names, view) for view in ("rows", "columns", "squares")
+    )
+    return (rows + columns) / 2, squares
+
+
+def errors(row: Row, section: str, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns those of a gradient under 1-D blocks and under 2-D blocks."""
+    one, two = (values(row, section, [blocks], name) for blocks in ("1-D", "2-D"))
+    return one, two
 
 
 def values(row: Row, section: str, names: Sequence[str], figure: str) -> np.ndarray:
