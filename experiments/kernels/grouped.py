@@ -22,9 +22,9 @@ from rich.table import Table
 
 import fp4jax
 from experiments import record, terminal
+from experiments.in_turn import ProcessDied, in_turn
 from experiments.kernels import arguments
 from experiments.kernels.chosen import Grouped, choice
-from experiments.kernels.in_turn import ProcessDied, in_turn
 from experiments.kernels.timing import of_compiled
 from fp4jax import recipes
 from fp4jax.kernels.choice import KERNELS

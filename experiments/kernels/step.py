@@ -20,9 +20,9 @@ import tyro
 from rich.table import Table
 
 from experiments import presets, record, terminal
+from experiments.in_turn import ProcessDied, in_turn
 from experiments.kernels import cases, programs
 from experiments.kernels.chosen import Grouped, Packed, Quantize, choice
-from experiments.kernels.in_turn import ProcessDied, in_turn
 from experiments.presets import ExperimentConfig
 from fp4jax import models
 from fp4jax.kernels.choice import KERNELS

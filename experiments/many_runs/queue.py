@@ -20,8 +20,8 @@ import jax
 
 from experiments import record, study
 from experiments.folder import Row
+from experiments.in_turn import ProcessDied, in_turn
 from experiments.kernels.chosen import Grouped, Quantize, choice
-from experiments.kernels.in_turn import ProcessDied, in_turn
 from experiments.many_runs import budget, text
 from experiments.many_runs.found import Found
 from experiments.many_runs.perform import Setting, TooLong, perform

@@ -24,8 +24,8 @@ from jax.sharding import Mesh, NamedSharding
 from rich.table import Table
 
 from experiments import presets, record, terminal
+from experiments.in_turn import ProcessDied, in_turn
 from experiments.kernels import cases, programs
-from experiments.kernels.in_turn import ProcessDied, in_turn
 from experiments.presets import ExperimentConfig
 from experiments.scaling_gpus import setting
 from experiments.scaling_gpus.tasks import meshes

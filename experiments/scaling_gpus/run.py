@@ -19,9 +19,9 @@ import tyro
 
 from experiments import record, terminal
 from experiments.collectives import collectives
+from experiments.in_turn import ProcessDied, in_turn
 from experiments.kernels import cases, programs
 from experiments.kernels.chosen import Exchange, Grouped, choice
-from experiments.kernels.in_turn import ProcessDied, in_turn
 from experiments.kernels.programs import Training
 from experiments.scaling_gpus import communication, setting
 from experiments.scaling_gpus.table import best, compared, table, verdicts

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from experiments.kernels.in_turn import ProcessDied, in_turn
+from experiments.in_turn import ProcessDied, in_turn
 
 
 def squared(task):
@@ -87,7 +87,7 @@ def never_ends(task):
 
 
 def test_a_process_that_hangs_at_its_end_is_ended(monkeypatch):
-    monkeypatch.setattr("experiments.kernels.in_turn._END_SECONDS", 0.1)
+    monkeypatch.setattr("experiments.in_turn._END_SECONDS", 0.1)
     start = time.monotonic()
     assert list(in_turn(never_ends, [1, 2], jobs=2)) == [1, 2]
     assert time.monotonic() - start < 50

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from experiments import record
-from experiments.kernels.in_turn import ProcessDied
+from experiments.in_turn import ProcessDied
 from experiments.many_runs import command, queue
 from experiments.many_runs.command import Study
 from experiments.many_runs.found import Found

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from experiments.kernels.in_turn import ProcessDied
+from experiments.in_turn import ProcessDied
 from experiments.many_runs import queue
 from experiments.many_runs.queue import How, Task
 from experiments.study import Results

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.kernels.in_turn import ProcessDied
+from experiments.in_turn import ProcessDied
 from experiments.scaling_gpus import invariance
 from fp4jax import sharding
 
