@@ -15,15 +15,17 @@ from experiments.folder import Row
 from experiments.many_runs.found import Found, loss
 from experiments.many_runs.run import Run
 from experiments.many_runs.show import NOT_RUN
+from experiments.presets import REFERENCE
 from experiments.report import tables
 from experiments.report.summary import mean_and_spread
 
 SMALL = "dense_2m"
 
-_WHOLE = ("bf16", "e2m1_ref", "ufp4")
+_FP4 = ("e2m1_ref", "ufp4")
+_WHOLE = (REFERENCE, *_FP4)
 _STREAMS = range(6)  # of random bits
 _SIGNS = ("ufp4_signs_3", "ufp4_signs_6", "ufp4_signs_per_step")
-_SITES = ("ufp4_sr_dgrad", "ufp4_sr_wgrad", "ufp4_no_sr")
+_SITES = ("ufp4_sr_dgrad", "ufp4_sr_wgrad")
 
 
 def runs(small: Run, larger: Run) -> list[Run]:
@@ -39,9 +41,9 @@ def runs(small: Run, larger: Run) -> list[Run]:
     streams = [
         of(base, policy=policy, noise=noise)
         for base, policies, noises in (
-            (slower, (*_WHOLE[1:], *_SITES[:2]), _STREAMS),
-            (small, _WHOLE[1:], _STREAMS),
-            (larger, _WHOLE[1:], _STREAMS[:3]),
+            (slower, (*_FP4, *_SITES), _STREAMS),
+            (small, _FP4, _STREAMS),
+            (larger, _FP4, _STREAMS[:3]),
         )
         for policy in policies
         for noise in noises
@@ -49,8 +51,8 @@ def runs(small: Run, larger: Run) -> list[Run]:
     signs = [
         of(slower, policy=policy, noise=noise) for policy in _SIGNS for noise in (0, 1)
     ]
-    sites = [of(slower, policy=policy, noise=0) for policy in _SITES]
-    return list(dict.fromkeys([*seeds, *streams, *signs, *sites]))
+    nowhere = of(slower, policy="ufp4_no_sr")
+    return list(dict.fromkeys([*seeds, *streams, *signs, nowhere]))
 
 
 def slowed(base: Run) -> Run:
