@@ -23,9 +23,10 @@ _STYLES = ("-", "--", ":")  # of seeds
 def onset(row: Row) -> float | None:
     """Returns the step at which the training loss falls below `LEVEL`, or None.
 
-    Between means over `at_once` steps it is taken to be linear.
+    Between means over `at_once` steps it is taken to be linear. A mean that is not
+    finite is above any level.
     """
-    losses = _losses(row)
+    losses = np.nan_to_num(_losses(row), nan=np.inf).tolist()
     after = next((i for i, loss in enumerate(losses) if loss < LEVEL), None)
     if after is None:
         return None

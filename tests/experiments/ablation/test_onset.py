@@ -10,6 +10,7 @@ from tests.experiments.many_runs.cases import RUN, row
         ([4.0, 3.8, 3.4], 4 * 2.0),  # in the middle of the second and third mean
         ([3.5, 3.0], 4 * 0.5),
         ([4.0, 3.6, None], None),
+        ([4.0, None, 3.4], 4 * 2.5),  # what is not finite is above
     ],
 )
 def test_the_onset_is_where_the_loss_passes_its_level(losses, step):
