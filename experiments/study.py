@@ -51,9 +51,8 @@ class Results:
         }
         if path.exists():
             with _locked(path):
-                self.rows, text = read_log(path), path.read_bytes()
-                if (whole := text.rfind(b"\n") + 1) < len(text):
-                    os.truncate(path, whole)
+                _remove_cut_off(path)
+                self.rows = read_log(path)
 
     def find(self, **fields: Any) -> list[Row]:
         """Returns the rows that have these values."""
@@ -71,6 +70,7 @@ class Results:
         row = self._stamp | dict(row)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(self.path), JsonLines(self.path) as file:
+            _remove_cut_off(self.path)  # by another process, perhaps, since it was read
             file.write(row)
             self.rows = read_log(self.path)
 
@@ -81,6 +81,13 @@ def _locked(path: Path) -> Generator[None]:
     with open(path, "ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _remove_cut_off(path: Path) -> None:
+    """Removes a last line that was not written to its end."""
+    text = path.read_bytes()
+    if (whole := text.rfind(b"\n") + 1) < len(text):
+        os.truncate(path, whole)
 
 
 def matching(rows: Iterable[Row], /, **fields: Any) -> list[Row]:

@@ -43,6 +43,15 @@ def test_a_row_that_was_cut_off_is_measured_again(tmp_path):
     assert [json.loads(line)["seed"] for line in lines] == [0, 1]
 
 
+def test_a_row_follows_one_that_another_process_did_not_finish(tmp_path):
+    results = Results(tmp_path / "results.jsonl")
+    results.add({"seed": 0})
+    with open(results.path, "a") as file:  # until its disk was full
+        file.write('{"seed": 1, "lo')
+    results.add({"seed": 2})
+    assert [row["seed"] for row in Results(results.path).rows] == [0, 2]
+
+
 def test_a_page_keeps_what_is_around_its_parts(tmp_path):
     page = tmp_path / "README.md"
     page.write_text("# A\n<!-- t -->\n<!-- end of t -->\nB \\1\n")
