@@ -1,5 +1,6 @@
 """What the studies have found so far, all of them together."""
 
+import dataclasses
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,6 +12,7 @@ from experiments.many_runs.run import Run
 
 _FOLDER = Path(__file__).parent.parent
 STUDIES = ("pretrain_gap", "ablation", "scaling")
+_FIELDS = (*(field.name for field in dataclasses.fields(Run)), "corpus", "heldout")
 
 
 class Found:
@@ -37,9 +39,9 @@ class Found:
           corpus: fingerprint of the text; None: that of the file, any if it is empty.
 
         Raises:
-          ValueError: the file has runs on another text.
+          ValueError: the file has runs on another text, or a line that is no run.
         """
-        own = cls(read_log(path)).rows
+        own = cls(_read(path)).rows
         texts = {row["corpus"] for row in own} | ({corpus} if corpus else set())
         if len(texts) > 1:
             raise ValueError(
@@ -47,7 +49,7 @@ class Found:
                 f"{str(path)!r}, got another. Name theirs, or another --out."
             )
         files = (_FOLDER / name / "results.jsonl" for name in STUDIES)
-        rows = (row for file in files for row in read_log(file))
+        rows = (row for file in files for row in _read(file))
         return cls([*own, *(r for r in rows if not texts or r["corpus"] in texts)])
 
     def row(self, run: Run) -> Row | None:
@@ -61,6 +63,20 @@ class Found:
     def rows_of(self, runs: Iterable[Run]) -> list[Row]:
         """Returns the rows of some runs, of those that have one."""
         return [row for run in runs if (row := self.row(run)) is not None]
+
+
+def _read(path: Path) -> list[Row]:
+    """Returns the rows of a file, each of a run."""
+    rows = read_log(path)
+    for line, row in enumerate(rows, start=1):
+        fields = row if isinstance(row, dict) else {}
+        if missing := [name for name in _FIELDS if name not in fields]:
+            raise ValueError(
+                f"--out: line {line} of {str(path)!r} must be the result of a run, got "
+                f"one without {', '.join(missing)}. Remove the line, or use another "
+                "--out."
+            )
+    return rows
 
 
 def loss(row: Row, domain: str = "all", forward: str = "bf16") -> float:

@@ -54,18 +54,8 @@ class Run:
 
     @classmethod
     def of(cls, row: Row) -> Self:
-        """Returns the run that a row of results is of.
-
-        Raises:
-          ValueError: it is of no run.
-        """
-        names = [field.name for field in dataclasses.fields(cls)]
-        if missing := [name for name in names if name not in row]:
-            raise ValueError(
-                f"Run.of: a row must have the fields of a run, got one without "
-                f"{', '.join(missing)}. Remove it, or use another --out."
-            )
-        return cls(**{name: row[name] for name in names})
+        """Returns the run that a row of results is of."""
+        return cls(**{field.name: row[field.name] for field in dataclasses.fields(cls)})
 
     @classmethod
     def whole(cls, model: str, lr: float) -> Self:

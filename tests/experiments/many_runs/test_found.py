@@ -1,4 +1,5 @@
 import dataclasses
+import json
 
 import pytest
 
@@ -22,8 +23,19 @@ def test_runs_of_studies_count_on_their_own_text(tmp_path, monkeypatch):
         of("", corpus="b")
 
 
-def test_rows_of_another_study_are_no_runs(tmp_path):
-    results = Results(tmp_path / "results.jsonl")
-    results.add({"section": "captures", "step": 100, "seed": 0})
-    with pytest.raises(ValueError, match="got one without policy, model, tokens"):
-        Found.of(results.path)
+@pytest.mark.parametrize(
+    ("foreign", "missing"),
+    [
+        ({"section": "captures", "step": 100, "seed": 0}, "policy, model, tokens"),
+        (row(RUN), "corpus"),
+        (3, "policy, model"),
+    ],
+    ids=["another study", "no text", "no row"],
+)
+def test_lines_that_are_no_runs_are_named(foreign, missing, tmp_path):
+    path = tmp_path / "results.jsonl"
+    rows = row(RUN, corpus="a"), foreign
+    path.write_text("".join(json.dumps(each) + "\n" for each in rows))
+    expected = f"line 2 of '{path}' must be the result of a run, got one without "
+    with pytest.raises(ValueError, match=expected + missing):
+        Found.of(path)
