@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -77,7 +78,8 @@ def main(
     """Runs the command; the description is its help's.
 
     Returns:
-      The exit status: 1 if a process did not survive, 2 for what cannot be done.
+      The exit status: 1 if a process did not survive, 2 for what cannot be done, 130
+      after Ctrl-C.
     """
     name = f"python -m experiments.{about.folder.name}"
     arguments = tyro.cli(Arguments, prog=name, description=description, args=argv)
@@ -93,6 +95,7 @@ def main(
             shown = budget.table(runs, found)
             terminal.console(120).print(shown)
             return 0
+        _make(folder)
         if not arguments.show:
             died = _train(about, arguments, out)
         found = Found.of(out)
@@ -107,6 +110,10 @@ def main(
     except (ValueError, TypeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        text = "interrupted: runs that had ended are kept; the same command goes on."
+        print(text, file=sys.stderr)
+        return 130
     for name, text in parts.items():
         print(f"{name}\n\n{text}\n")
     return int(died > 0)
@@ -115,6 +122,10 @@ def main(
 def _check(about: Study, arguments: Arguments) -> None:
     if arguments.jobs < 1:
         raise ValueError(f"--jobs: must be at least 1, got {arguments.jobs}.")
+    if not arguments.limit > 0:
+        raise ValueError(
+            f"--limit: must be a positive number of seconds, got {arguments.limit}."
+        )
     every = about.tiny if arguments.tiny else about.queue(Found([]), budget.RATE)
     known = {run.policy: None for run in every}
     if unknown := [name for name in arguments.only if name not in known]:
@@ -122,6 +133,18 @@ def _check(about: Study, arguments: Arguments) -> None:
             f"--only: must name policies of the study, {', '.join(known)}, got "
             f"{', '.join(unknown)}."
         )
+
+
+def _make(folder: Path) -> None:
+    """Makes a folder, before anything is trained whose result belongs there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError("it is read-only")
+    except OSError as error:
+        raise ValueError(
+            f"--out: must be a folder to write to, got {str(folder)!r}: {error}."
+        ) from error
 
 
 def _queue(
@@ -160,8 +183,10 @@ def _train(about: Study, arguments: Arguments, out: Path) -> int:
 
 
 def _say_what_waits(about: Study, arguments: Arguments, found: Found) -> None:
-    """Says how many runs need a learning rate that is not known, or never will be."""
+    """Says how many runs were not done, or need a learning rate that is not known."""
     known = _queue(about, arguments, found)
+    if left := sum(found.row(run) is None for run in known):
+        print(f"Not done: {counted(left, 'run')}. The same command goes on.")
     more = set(_queue(about, arguments, found, assumed=budget.RATE)) - set(known)
     if not more:
         return

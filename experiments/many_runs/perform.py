@@ -93,7 +93,7 @@ def _train(
         began.append(time.perf_counter())
         left = (steps - first - n) * (began[-1] - began[-2]) / n
         if len(kept) == 2 and time.time() + left + _SPARE > setting.deadline:
-            raise TooLong(left + began[-1] - began[0])
+            raise TooLong(began[-1] - began[0] + left + _SPARE)
         if state.skipped_in_row >= _SKIPS:
             break
     # The first call also waits for what came before it.

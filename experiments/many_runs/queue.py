@@ -6,7 +6,9 @@ time that one spends on compiling is time in which another trains. Of several GP
 has a task of its own.
 """
 
+import contextlib
 import dataclasses
+import multiprocessing
 import os
 import sys
 import time
@@ -14,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 import jax
 
@@ -94,7 +96,17 @@ def perform_all(queue: Sequence[Task], *, jobs: int) -> int:
         return _perform(iter(waiting.get, None), jobs=jobs, device=device)
 
     with ThreadPoolExecutor(len(devices)) as pool:
-        return sum(pool.map(perform, devices))
+        try:
+            return sum(pool.map(perform, devices))
+        except KeyboardInterrupt:  # threads would take all that waits
+            with contextlib.suppress(Empty):
+                while True:
+                    waiting.get_nowait()
+            for _ in devices:
+                waiting.put(None)
+            for process in multiprocessing.active_children():
+                process.kill()
+            raise
 
 
 def _gpus() -> list[str]:
@@ -120,7 +132,9 @@ def _perform(tasks: Iterable[Task], *, jobs: int, device: str | None) -> int:
         task = taken.popleft()
         if isinstance(found, ProcessDied):
             died += 1
-            print(f"{_name(task.runs[0])}: {found}", file=sys.stderr, flush=True)
+            first = task.runs[0]  # others share its policy and its model
+            about = f"{first.model} {first.policy}: {found}"
+            print(about, file=sys.stderr, flush=True)
     return died
 
 

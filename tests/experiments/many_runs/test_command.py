@@ -72,12 +72,42 @@ def test_a_tiny_study_trains_and_shows(name, argv, tmp_path):
     [
         (["--only", "bf16", "ufp5"], "--only: must name policies of the study, bf16, "),
         (["--jobs", "0"], "--jobs: must be at least 1, got 0"),
+        (["--limit", "nan"], "--limit: must be a positive number of seconds, got nan"),
     ],
 )
 def test_a_command_says_what_it_cannot_do(flags, expected, tmp_path, capsys):
     about = _study(tmp_path, [RUN])
     assert command.main(about, ["--dry", *flags]) == 2
     assert expected in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_to_is_said_before_training(
+    argv, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(queue, "perform_all", None)
+    (tmp_path / "file").touch()
+    argv += ["--out", str(tmp_path / "file")]
+    assert command.main(_study(tmp_path, [RUN]), argv) == 2
+    assert "error: --out: must be a folder to write to" in capsys.readouterr().err
+
+
+def test_a_new_folder_takes_figures(tmp_path):
+    def draw(found, folder):
+        (folder / "a.png").write_text("drawn")
+        return {}
+
+    about = dataclasses.replace(_study(tmp_path, [RUN]), parts=draw)
+    assert command.main(about, ["--show", "--out", str(tmp_path / "new")]) == 0
+    assert (tmp_path / "new" / "a.png").exists()
+
+
+def test_an_interrupted_command_is_one_sentence(argv, tmp_path, monkeypatch, capsys):
+    def interrupted(tasks, jobs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(queue, "perform_all", interrupted)
+    assert command.main(_study(tmp_path, [RUN]), argv) == 130
+    assert capsys.readouterr().err.startswith("interrupted: runs that had ended")
 
 
 def test_a_command_that_lost_a_process_says_so(argv, tmp_path, monkeypatch):
@@ -96,8 +126,9 @@ def test_a_command_says_what_waits_for_learning_rates(
     )
     monkeypatch.setattr(queue, "perform_all", lambda tasks, jobs: 0)  # no time left
     assert command.main(waits, argv[:-1]) == 0
-    said = "Waiting for learning rates, which bf16 is trained for: 1 run."
-    assert said in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "Not done: 1 run. The same command goes on." in out
+    assert "Waiting for learning rates, which bf16 is trained for: 1 run." in out
     only = command.Arguments(only=("ufp4",))
     command._say_what_waits(waits, only, Found([row(rate, diverged=1)]))
     said = "Without a learning rate: 1 run, as bf16 diverged at every rate"

@@ -1,6 +1,8 @@
 import dataclasses
+import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -51,6 +53,28 @@ def test_several_gpus_take_tasks_from_one_queue(monkeypatch, tmp_path):
     died = queue.perform_all(tasks, jobs=3)
     assert sorted(seen["0"] + seen["7"]) == [0, 1, 2, 3, 4]
     assert died == len(seen["7"]) > 0
+
+
+def test_an_interrupt_ends_what_several_gpus_do(monkeypatch, tmp_path):
+    how = How(data=DataConfig(), out=tmp_path / "r", deadline=0.0)
+    tasks = [Task((dataclasses.replace(RUN, seed=seed),), how) for seed in range(9)]
+    both, ended, taken = threading.Barrier(2), threading.Event(), []
+    child = SimpleNamespace(kill=ended.set)
+
+    def in_turn(prepare, tasks, *, jobs, device):
+        for task in tasks:
+            taken.append(task)
+            if both.wait(20) == 0:
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            assert ended.wait(20)  # as when the process that it waits for ends
+            yield ProcessDied("it ended")
+
+    monkeypatch.setattr(queue, "in_turn", in_turn)
+    monkeypatch.setattr(queue, "_gpus", lambda: ["0", "1"])
+    monkeypatch.setattr(queue.multiprocessing, "active_children", lambda: [child])
+    with pytest.raises(KeyboardInterrupt):
+        queue.perform_all(tasks, jobs=2)
+    assert len(taken) == 2
 
 
 def test_gpus_are_those_that_this_process_sees(monkeypatch):
