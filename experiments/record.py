@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import os
 import platform
 import subprocess
 from collections.abc import Generator
@@ -114,9 +115,13 @@ def write_json(path: Path, value: Any) -> None:
 @contextlib.contextmanager
 def whole(path: Path) -> Generator[Path, None, None]:
     """Gives where to write a file that then takes the place of an old one at once."""
-    partial = path.with_name(f".{path.name}")
-    yield partial
-    partial.replace(path)
+    # Of this process: two commands may be at it.
+    partial = path.with_name(f".{os.getpid()}-{path.name}")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _text(value: Any) -> str:

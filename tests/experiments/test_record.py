@@ -30,3 +30,19 @@ def test_what_json_lacks_leaves_no_folder(tmp_path):
     with pytest.raises(ValueError, match="JSON"):
         record.create(tmp_path / "run", {"lr": float("inf")})
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_is_whole_where_two_processes_write_it(tmp_path, monkeypatch):
+    path = tmp_path / "page"
+    with record.whole(path) as ours:
+        ours.write_text("ours")
+        with monkeypatch.context() as patch:
+            patch.setattr(record.os, "getpid", lambda: 1)
+            with record.whole(path) as theirs:
+                theirs.write_text("theirs")
+    assert path.read_text() == "ours"
+    with pytest.raises(OSError, match="full"), record.whole(path) as partial:
+        partial.write_text("ha")
+        raise OSError("full")
+    assert [file.name for file in tmp_path.iterdir()] == ["page"]
+    assert path.read_text() == "ours"
