@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import math
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -108,15 +109,12 @@ def train(source: Source) -> None:
     """Trains the run to its end, from where it stopped.
 
     Raises:
-      RuntimeError: it did not come to its end, which the log explains.
+      SystemExit: it did not come to its end, and has said why.
     """
     if all(source.path(step).exists() for step in source.steps):
         return
     if status := pretrain.main(source.flags):
-        raise RuntimeError(
-            f"train: experiments.pretrain must end with 0, got {status} for "
-            f"{' '.join(source.flags)}."
-        )
+        sys.exit(status)
 
 
 def capture(source: Source, step: int) -> Capture:

@@ -65,6 +65,12 @@ def test_tables_of_known_rows():
     assert "| UNIFORM x, w, RHT 16 | UNIFORM dy, none |" in show.scales(found)
 
 
+def test_rows_that_are_there_twice_count_once():
+    rows = known_rows()
+    twice, once = show.parts([*rows, *rows]), show.parts(rows)
+    assert twice == once
+
+
 def test_the_readme_has_the_tables_of_the_rows():
     rows = read_log(STUDY.folder / "results.jsonl")
     page = (STUDY.folder / "README.md").read_text("utf-8")
@@ -125,6 +131,13 @@ def test_rows_of_another_run_are_not_added_to(tmp_path):
 def test_nothing_is_shown_of_no_rows(tmp_path):
     with pytest.raises(ValueError, match="must have rows, got none. Measure first"):
         command.main(STUDY, command.Arguments(out=tmp_path, show=True))
+
+
+def test_a_run_that_cannot_be_made_ends_with_what_it_said(tmp_path, capsys):
+    (tmp_path / "something").touch()
+    with pytest.raises(SystemExit, match="2"):
+        captures.train(captures.dataclasses.replace(TINY, folder=tmp_path))
+    assert "must be a new or an empty folder" in capsys.readouterr().err
 
 
 def test_a_capture_is_of_the_step_that_training_took(tmp_path):
