@@ -98,8 +98,20 @@ def main(about: Study, arguments: Arguments) -> None:
             f"--show: {results.path} must have rows, got none. Measure first, "
             "without --show."
         )
-    about.draw(results.rows, out)
-    parts = about.parts(results.rows)
+    rows = _once(results.rows)
+    about.draw(rows, out)
+    parts = about.parts(rows)
     if (readme := out / "README.md").exists():
         study.show(readme, parts)
     print("\n\n".join(parts.values()))
+
+
+def _once(rows: Sequence[Row]) -> list[Row]:
+    """Returns rows without those that a second command measured at the same time."""
+    stamp = ("git", "jax", "device")
+    found: list[tuple[Row, Row]] = []
+    for row in rows:
+        measured = {name: value for name, value in row.items() if name not in stamp}
+        if all(measured != other for other, _ in found):
+            found.append((measured, row))
+    return [row for _, row in found]

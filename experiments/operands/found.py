@@ -29,7 +29,7 @@ class Found:
     @property
     def steps(self) -> list[int]:
         """Of which there are captures, ascending."""
-        return sorted({row["step"] for row in self._of("captures")})
+        return sorted(row["step"] for row in self._of("captures"))
 
     @property
     def layers(self) -> list[str]:

@@ -65,12 +65,6 @@ def test_tables_of_known_rows():
     assert "| UNIFORM x, w, RHT 16 | UNIFORM dy, none |" in show.scales(found)
 
 
-def test_rows_that_are_there_twice_count_once():
-    rows = known_rows()
-    twice, once = show.parts([*rows, *rows]), show.parts(rows)
-    assert twice == once
-
-
 def test_the_readme_has_the_tables_of_the_rows():
     rows = read_log(STUDY.folder / "results.jsonl")
     page = (STUDY.folder / "README.md").read_text("utf-8")

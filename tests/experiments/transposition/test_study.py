@@ -99,6 +99,16 @@ def test_tables_of_known_rows(tmp_path):
     assert (tmp_path / "blocks.png").stat().st_size > 10_000
 
 
+def test_rows_that_two_commands_measured_count_once(tmp_path, capsys):
+    results = study.Results(tmp_path / "results.jsonl")
+    for commit in ("a", "a-dirty"):
+        for grid in ("E2M1", "UNIFORM"):
+            results.add(known(grid) | {"git": commit})
+    command.main(STUDY, command.Arguments(out=tmp_path, show=True))
+    once = show.parts([known("E2M1"), known("UNIFORM")])
+    assert capsys.readouterr().out == "\n\n".join(once.values()) + "\n"
+
+
 def test_rows_are_of_one_run_which_they_name(tmp_path, monkeypatch):
     synthetic(tmp_path)  # of a loss of 7
     monkeypatch.setattr(measure, "measure", lambda tiles, quantizer: {})
