@@ -80,13 +80,20 @@ def table(found: Found, runs: Sequence[Run]) -> str:
         mean, deviation = mean_and_spread([loss(row) for row in rows])
         names = (f"`{policy}`", f"`{model}`", f"{lr:g}", varied)
         spread = _spread(deviation, len(rows))
-        onsets = [step for row in rows if (step := onset(row)) is not None]
-        ends = dict.fromkeys(f"{end(onsets):.0f}" for end in (min, max) if onsets)
-        cells = (str(len(rows)), tables.number(mean), *spread, " to ".join(ends))
+        onsets = list(map(onset, rows))
+        cells = (str(len(rows)), tables.number(mean), *spread, _range(onsets))
         lines.append((*names, *cells))
     header = ("policy", "model", "lr", "what differs", "runs", "mean", "deviation")
     header += ("95% of it", "onset, step")
     return tables.markdown(header, lines) if lines else NOT_RUN
+
+
+def _range(onsets: Sequence[float | None]) -> str:
+    """Returns the first and the last onset, and whether there are runs without."""
+    known = [step for step in onsets if step is not None]
+    ends = dict.fromkeys(f"{end(known):.0f}" for end in (min, max) if known)
+    never = ["never"] if None in onsets else []
+    return " or ".join([*filter(None, [" to ".join(ends)]), *never])
 
 
 def _spread(deviation: float | None, count: int) -> tuple[str, str]:

@@ -18,3 +18,9 @@ def test_deviations_of_noise_have_intervals():
     assert noise._spread(None, 1) == ("", "")
     # For n = 6 it is known within a factor of 0.62 to 2.45.
     assert noise._spread(0.01, 6) == ("0.0100", "0.0062 to 0.0245")
+
+
+def test_runs_without_an_onset_are_seen():
+    assert noise._range([9.6, 30.2, 12.0]) == "10 to 30"
+    assert noise._range([9.6, None]) == "10 or never"
+    assert noise._range([None]) == "never"
