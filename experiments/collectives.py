@@ -2,10 +2,11 @@
 
 import dataclasses
 import functools
+import itertools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -21,7 +22,8 @@ _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\{$")
 _COLLECTIVE = re.compile(rf"= (\(.*?\)|\S+) ({'|'.join(_KINDS)})(-start)?\(")
 _ARRAY = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
 _CALLED = re.compile(
-    r"(?:calls|to_apply|body|condition|branch_computations|called_computations)="
+    r"(?:calls|to_apply|body|condition|branch_computations|called_computations"
+    r"|true_computation|false_computation)="
     r"(?:\{([^}]*)\}|%?([\w.-]+))"
 )
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
@@ -65,34 +67,45 @@ class Collective:
 def collectives(hlo: str) -> Iterator[Collective]:
     """Yields the collectives of the text of a compiled program.
 
-    A loop whose number of turns the program does not say counts as one turn.
+    A loop whose number of turns the program does not say counts as one turn, and of the
+    branches of a conditional the one that sends the most.
     """
-    callers: dict[str, list[tuple[str, int]]] = defaultdict(list)
-    found: list[tuple[str, str]] = []
+    lines: dict[str, list[str]] = defaultdict(list)
     entry = computation = ""
     for line in hlo.splitlines():
         if begin := _COMPUTATION.match(line):
             is_entry, computation = begin.groups()
             entry = computation if is_entry else entry
-        for listed, single in _CALLED.findall(line):
-            trips = _TRIPS.search(line) if " while(" in line else None
-            turns = int(trips[1]) if trips else 1
-            for name in listed.split(",") if listed else [single]:
-                callers[name.strip(" %")].append((computation, turns))
-        if _COLLECTIVE.search(line):
-            found.append((computation, line))
+        else:
+            lines[computation].append(line)
 
     @functools.cache
-    def times(name: str) -> int:
-        if name == entry:
-            return 1
-        return sum(times(caller) * turns for caller, turns in callers[name])
+    def within(name: str) -> tuple[Collective, ...]:
+        return tuple(each for line in lines[name] for each in of_line(line))
 
-    for name, line in found:
-        yield _parse(line, times(name))
+    def of_line(line: str) -> Iterator[Collective]:
+        if _COLLECTIVE.search(line):
+            yield _parse(line)
+        called = [
+            within(name.strip(" %"))
+            for listed, single in _CALLED.findall(line)
+            for name in (listed or single).split(",")
+        ]
+        if " conditional(" in line:
+            called = [max(called, key=_sent)]
+        trips = _TRIPS.search(line) if " while(" in line else None
+        turns = int(trips[1]) if trips else 1
+        for each in itertools.chain(*called):
+            yield dataclasses.replace(each, times=each.times * turns)
+
+    yield from within(entry)
 
 
-def _parse(line: str, times: int) -> Collective:
+def _sent(found: Iterable[Collective]) -> int:
+    return sum(each.bytes * each.times for each in found)
+
+
+def _parse(line: str) -> Collective:
     match = _COLLECTIVE.search(line)
     assert match is not None
     result, kind, is_start = match.groups()
@@ -101,7 +114,7 @@ def _parse(line: str, times: int) -> Collective:
     )
     if is_start and result.startswith("("):  # the operands come first
         arrays = arrays[-1 if kind == "ragged-all-to-all" else len(arrays) // 2 :]
-    return Collective(kind, arrays, _first_group(line), times)
+    return Collective(kind, arrays, _first_group(line), times=1)
 
 
 def _first_group(line: str) -> tuple[int, ...]:

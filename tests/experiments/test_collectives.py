@@ -38,6 +38,25 @@ def test_a_sum_over_all_devices():
     ]
 
 
+def test_of_a_conditional_the_branch_that_sends_the_most_counts():
+    branches = """
+%least (p: f32[4]) -> f32[4] {
+  ROOT %a = f32[4] all-reduce(%p), replica_groups={}
+}
+%most (p: f32[4]) -> f32[4] {
+  %g = f32[16] all-gather(%p), replica_groups={}
+  ROOT %s = f32[4] slice(%g)
+}
+ENTRY %main (i: s32[], p: f32[4]) -> f32[4] {
+  ROOT %c = f32[4] conditional(%i, %p, %p), """
+    expected = [Collective("all-gather", (("f32", (16,)),), devices=(), times=1)]
+    for which in (
+        "branch_computations={%least, %most}",
+        "true_computation=%most, false_computation=%least",
+    ):
+        assert list(collectives(f"{branches}{which}\n}}\n")) == expected
+
+
 def test_an_asynchronous_start_counts_its_result():
     hlo = """
 ENTRY %main (p: u8[4,8]) -> u8[16,8] {
