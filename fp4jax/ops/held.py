@@ -37,7 +37,7 @@ def under_one_condition(due: jax.Array, function: Callable[[], T]) -> T:
     In place of a condition for each operand, which takes a GPU tens of microseconds.
 
     Args:
-      due: bool [], whether any amax is, of those that not every step samples.
+      due: bool [...], whether amaxes are, of those that not every step samples.
       function: what is traced twice.
     """
 
@@ -45,7 +45,7 @@ def under_one_condition(due: jax.Array, function: Callable[[], T]) -> T:
         with _READS(reads):
             return function()
 
-    return lax.cond(due, lambda: traced(True), lambda: traced(False))
+    return lax.cond(_any(due), lambda: traced(True), lambda: traced(False))
 
 
 def sample(
@@ -76,49 +76,43 @@ def sample(
     if reads is False:
         return held
     due = is_due(held, every=every, step=step)
-    with _READS(reads):
-        if groups is None:
-            return _sample(x, held, due)
-        return _sample_groups(x, held, due, groups)
-
-
-def _sample_groups(
-    x: jax.Array, held: jax.Array, due: jax.Array, groups: Groups
-) -> jax.Array:
-    """Samples groups, of which those that have no entries are not due."""
-    if groups.used is not None:
-        due &= amax_as(groups.used.astype(jnp.float32), held) > 0
-    held = _no_vmap(held, x)
-    read = lambda: jnp.where(due, amax_as(groups.amax(x), held), held)
-    return _if_any(due, read, held)
+    if groups is None:
+        amax = lambda: _amax(x, held)
+    else:
+        if groups.used is not None:
+            due &= amax_as(groups.used.astype(jnp.float32), held) > 0
+        held = _no_vmap(held, x)
+        amax = lambda: groups.amax(x)
+    read = lambda: jnp.where(due, amax_as(amax(), held), held)
+    return read() if reads else lax.cond(_any(due), read, lambda: held)
 
 
 @jax.custom_batching.custom_vmap
-def _sample(x: jax.Array, held: jax.Array, due: jax.Array) -> jax.Array:
-    """Samples lanes, the leading axes of `x` that `held` and `due` have too."""
-    inside = tuple(range(held.ndim, x.ndim))
-
-    def read() -> jax.Array:
-        amax = blocks.amax(x, inside).reshape(held.shape)
-        return jnp.where(due, amax_as(amax, held), held)
-
-    # One predicate for all lanes: a batched one would run both branches.
-    return _if_any(due, read, held)
+def _any(due: jax.Array) -> jax.Array:
+    """Returns one predicate for all lanes: by one each, both branches would run."""
+    return jnp.any(due)
 
 
-def _if_any(due: jax.Array, read: Callable[[], jax.Array], held: jax.Array):
-    return read() if _READS.value else lax.cond(jnp.any(due), read, lambda: held)
+@_any.def_vmap
+def _any_of_lanes(axis_size: int, in_batched: list[bool], due: jax.Array):
+    return _any(due), False
 
 
-@_sample.def_vmap
-def _sample_lanes(axis_size: int, in_batched: list[bool], x, held, due):
-    if in_batched == [True, False, False]:
-        return _sample(jnp.moveaxis(x, 0, held.ndim), held, due), False
+@jax.custom_batching.custom_vmap
+def _amax(x: jax.Array, held: jax.Array) -> jax.Array:
+    """Returns the amax of each lane, of the leading axes of `x` that `held` has too."""
+    return blocks.amax(x, tuple(range(held.ndim, x.ndim))).reshape(held.shape)
+
+
+@_amax.def_vmap
+def _amax_of_lanes(axis_size: int, in_batched: list[bool], x, held):
+    if in_batched == [True, False]:
+        return _amax(jnp.moveaxis(x, 0, held.ndim), held), False
     lanes = (
         a if batched else jnp.broadcast_to(a, (axis_size, *a.shape))
-        for a, batched in zip((x, held, due), in_batched, strict=True)
+        for a, batched in zip((x, held), in_batched, strict=True)
     )
-    return _sample(*lanes), True
+    return _amax(*lanes), True
 
 
 @jax.custom_batching.custom_vmap

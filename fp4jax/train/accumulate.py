@@ -70,7 +70,7 @@ def accumulate(
     due = [each for gemm in gemms for each in gemm.due(state.step)]
     if not due:
         return gradient()
-    return under_one_condition(jnp.stack(due).any(), gradient)
+    return under_one_condition(jnp.stack(due), gradient)
 
 
 def _gradient(

@@ -8,7 +8,7 @@ from flax.linen import fp8_ops
 
 from fp4jax import dot_general, recipes
 from fp4jax.numerics.groups import Groups
-from fp4jax.ops.held import sample
+from fp4jax.ops.held import sample, under_one_condition
 
 DIMS = (((1,), (0,)), ((), ()))
 KEY = jax.random.key(0)
@@ -166,6 +166,19 @@ def test_lanes_with_states_of_their_own():
     np.testing.assert_array_equal(got, [amaxes(), STALE])
     got = state(xs, ws, held, EVERY)
     np.testing.assert_array_equal(got, [amaxes(), amaxes(3 * X, 2 * W)])
+
+
+def test_lanes_share_one_condition():
+    def of_lane(x, held):
+        read = lambda: sample(x, held, every=EVERY, step=jnp.int32(3))
+        return under_one_condition(held == 0, read)
+
+    run = jax.jit(jax.vmap(of_lane))
+    xs, held = jnp.stack([X, 3 * X, X]), jnp.float32([0.0, 9.0, 8.0])
+    np.testing.assert_array_equal(run(xs, held), [amaxes()[0], 9.0, 8.0])
+    np.testing.assert_array_equal(run(xs, held + 1), held + 1)
+    program = run.lower(xs, held).compile().as_text()
+    assert program.count(" conditional(") == 1  # not a select of both
 
 
 def full_reductions(jaxpr, into_branches):

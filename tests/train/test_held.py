@@ -21,6 +21,7 @@ from fp4jax.train import (
     make_optimizer,
     make_state,
     make_train_step,
+    step_function,
 )
 from tests.cases import SMALL, in_mlp_down
 
@@ -68,6 +69,14 @@ def test_a_step_has_at_most_one_condition(every, conditions):
     step = make_train_step(graph, OPTIMIZER)
     text = step.lower(state, make_batch()).compile().as_text()
     assert len(re.findall(r" conditional\(", text)) == conditions
+
+
+def test_runs_side_by_side_have_one_condition():
+    graph, state = start()
+    runs = jax.tree.map(lambda x: jnp.stack([x, x]), state)
+    steps = jax.vmap(step_function(graph, OPTIMIZER), in_axes=(0, None))
+    text = jax.jit(steps).lower(runs, make_batch()).compile().as_text()
+    assert len(re.findall(r" conditional\(", text)) == 1
 
 
 @pytest.mark.parametrize("microbatches", [1, 2])
