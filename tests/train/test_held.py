@@ -71,6 +71,7 @@ def test_a_step_has_at_most_one_condition(every, conditions):
     assert len(re.findall(r" conditional\(", text)) == conditions
 
 
+@pytest.mark.breadth
 def test_runs_side_by_side_have_one_condition():
     graph, state = start()
     runs = jax.tree.map(lambda x: jnp.stack([x, x]), state)
@@ -79,7 +80,9 @@ def test_runs_side_by_side_have_one_condition():
     assert len(re.findall(r" conditional\(", text)) == 1
 
 
-@pytest.mark.parametrize("microbatches", [1, 2])
+@pytest.mark.parametrize(
+    "microbatches", [1, pytest.param(2, marks=pytest.mark.breadth)]
+)
 def test_one_condition_changes_no_bit(microbatches, monkeypatch):
     def trained():
         graph, state = start()
