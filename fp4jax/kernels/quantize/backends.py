@@ -14,6 +14,7 @@ from fp4jax.kernels.quantize.outputs import Quantized
 from fp4jax.kernels.quantize.way import Inputs, Way
 from fp4jax.numerics import blocks, hadamard
 from fp4jax.numerics.groups import Groups
+from fp4jax.numerics.hadamard import Hadamard
 
 
 def rotated(x: jax.Array, way: Way, key: jax.Array | None) -> jax.Array:
@@ -101,8 +102,26 @@ class Xla(Backend):
         return _amax(rotated(x, way, key), entries)
 
 
+class Kernels(Backend):
+    """Kernels for a GPU, of which XLA knows nothing."""
+
+    is_opaque: ClassVar[bool] = True
+
+    def amax(self, x, way, key, entries=0) -> jax.Array:
+        """Calls the kernel of rotated arrays; XLA reads others as fast."""
+        if (rotation := way.quantizer.rotation) is None:
+            return _amax(x, entries)
+        return self.rotated_amax(
+            x, rotation, axis=way.axis, key=key, site=way.site, entries=entries
+        )
+
+    @abc.abstractmethod
+    def rotated_amax(self, x: jax.Array, rotation: Hadamard, **how: Any) -> jax.Array:
+        """Calls that kernel."""
+
+
 @dataclasses.dataclass(frozen=True)
-class Mosaic(Backend):
+class Mosaic(Kernels):
     """Kernels in Pallas Mosaic GPU.
 
     Attributes:
@@ -110,7 +129,6 @@ class Mosaic(Backend):
     """
 
     interpreted: bool = False
-    is_opaque: ClassVar[bool] = True
     reads_once: ClassVar[bool] = True
 
     @property
@@ -160,21 +178,11 @@ class Mosaic(Backend):
 
         return mosaic.quantize_all(x, ways, interpret=self.interpret)
 
-    def amax(self, x, way, key, entries=0) -> jax.Array:
-        """Calls the kernel of rotated arrays; XLA reads others as fast."""
-        if (rotation := way.quantizer.rotation) is None:
-            return _amax(x, entries)
+    def rotated_amax(self, x, rotation, **how) -> jax.Array:
+        """Calls the kernel."""
         from fp4jax.kernels.amax import mosaic
 
-        return mosaic.tensor_amax(
-            x,
-            rotation,
-            axis=way.axis,
-            key=key,
-            site=way.site,
-            entries=entries,
-            interpret=self.interpret,
-        )
+        return mosaic.tensor_amax(x, rotation, **how, interpret=self.interpret)
 
     @property
     def interpret(self) -> Any:
@@ -183,7 +191,7 @@ class Mosaic(Backend):
 
 
 @dataclasses.dataclass(frozen=True)
-class Triton(Backend):
+class Triton(Kernels):
     """Kernels in Triton, which take every shape.
 
     Attributes:
@@ -191,7 +199,6 @@ class Triton(Backend):
     """
 
     capability: int | None = None
-    is_opaque: ClassVar[bool] = True
 
     def why_not(self, x, way) -> str | None:
         """Asks the device, where no other is named, then the kernel."""
@@ -215,21 +222,11 @@ class Triton(Backend):
 
         return triton.quantize(x, way, inputs, capability=self.capability)
 
-    def amax(self, x, way, key, entries=0) -> jax.Array:
-        """Calls the kernel of rotated arrays; XLA reads others as fast."""
-        if (rotation := way.quantizer.rotation) is None:
-            return _amax(x, entries)
+    def rotated_amax(self, x, rotation, **how) -> jax.Array:
+        """Calls the kernel."""
         from fp4jax.kernels.amax import triton
 
-        return triton.tensor_amax(
-            x,
-            rotation,
-            axis=way.axis,
-            key=key,
-            site=way.site,
-            entries=entries,
-            capability=self.capability,
-        )
+        return triton.tensor_amax(x, rotation, **how, capability=self.capability)
 
 
 MOSAIC, INTERPRETED, XLA = Mosaic(), Mosaic(interpreted=True), Xla()
