@@ -9,7 +9,6 @@ GPU: on a CPU give a small one, --shape 4x512x64x64.
 """
 
 import functools
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ from rich.table import Table
 
 import fp4jax
 from experiments import record, terminal
-from experiments.in_turn import ProcessDied, in_turn
+from experiments.in_turn import ProcessDied, in_turn, share_memory
 from experiments.kernels import arguments
 from experiments.kernels.chosen import Grouped, choice
 from experiments.kernels.timing import of_compiled
@@ -172,8 +171,8 @@ def main(
         ended; one job has no limit.
       out: file to which rows are added as JSON lines, with versions, device and commit.
     """
-    if jobs > 1:  # each takes memory as it needs it
-        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    if jobs > 1:
+        share_memory()
     table = Table("case", "ms", "again", "TFLOP/s", "rate over einsum")
     for row in rows(shape, names, jobs=jobs, limit=limit):
         print(f"{row['case']}: {row.get('error') or terminal.milliseconds(row)}")

@@ -8,7 +8,6 @@ after another, on batches of random tokens.
 """
 
 import dataclasses
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +19,7 @@ import tyro
 from rich.table import Table
 
 from experiments import presets, record, terminal
-from experiments.in_turn import ProcessDied, in_turn
+from experiments.in_turn import ProcessDied, in_turn, share_memory
 from experiments.kernels import cases, programs
 from experiments.kernels.chosen import Grouped, Packed, Quantize, choice
 from experiments.presets import ExperimentConfig
@@ -82,9 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     if arguments.tiny:
         arguments = _tiny(arguments)
-    if arguments.jobs > 1:  # each takes memory as it needs it
-        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-        os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.95")
+    if arguments.jobs > 1:
+        share_memory()
     rows = []
     try:
         for row in run(arguments):

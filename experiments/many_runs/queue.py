@@ -22,7 +22,7 @@ import jax
 
 from experiments import record, study
 from experiments.folder import Row
-from experiments.in_turn import ProcessDied, in_turn
+from experiments.in_turn import ProcessDied, in_turn, share_memory
 from experiments.kernels.chosen import Grouped, Quantize, choice
 from experiments.many_runs import budget, text
 from experiments.many_runs.found import Found
@@ -83,8 +83,8 @@ def perform_all(queue: Sequence[Task], *, jobs: int) -> int:
     Returns:
       How many of the tasks these are.
     """
-    if jobs > 1:  # each takes memory as it needs it
-        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    if jobs > 1:
+        share_memory()
     devices = _gpus() if jobs > 1 else []
     if len(devices) < 2:
         return _perform(queue, jobs=jobs, device=None)

@@ -4,6 +4,8 @@ import os
 
 import jax
 
+from experiments.in_turn import share_memory
+
 VIRTUAL = 8
 
 
@@ -15,8 +17,7 @@ def prepare(*, dry: bool) -> None:
     """
     # A program that uses multicast can put the GPUs of a shared host out of service.
     os.environ["NCCL_NVLS_ENABLE"] = "0"
-    # Several processes share the memory of a GPU: each takes what it needs.
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    share_memory()
     if dry:
         os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(VIRTUAL)}
         jax.config.update("jax_platforms", "cpu")
