@@ -92,8 +92,8 @@ def _range(onsets: Sequence[float | None]) -> str:
     """Returns the first and the last onset, and whether there are runs without."""
     known = [step for step in onsets if step is not None]
     ends = dict.fromkeys(f"{end(known):.0f}" for end in (min, max) if known)
-    never = ["never"] if None in onsets else []
-    return " or ".join([*filter(None, [" to ".join(ends)]), *never])
+    never = "never" if None in onsets else ""
+    return " or ".join(filter(None, (" to ".join(ends), never)))
 
 
 def _spread(deviation: float | None, count: int) -> tuple[str, str]:

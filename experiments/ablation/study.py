@@ -52,10 +52,9 @@ def parts(found: Found, folder: Path) -> Mapping[str, str]:
         shown[name] = show.of_gaps(found.rows_of(runs), base=section[0])
     if small is None:
         return shown | {"noise": show.NOT_RUN}
-    alike = noise.slowed(small).piece
-    for differs in ("policy", "seed", "noise"):
-        del alike[differs]
-    onset.draw(found.find(**alike), folder / "onset.png")
+    slow = noise.slowed(small)
+    alike = {"tokens": slow.tokens, "rows": slow.rows, "lr": slow.lr}
+    onset.draw(found.find(model=slow.model, **alike), folder / "onset.png")
     return shown | {"noise": noise.table(found, noise.runs(small, first or small))}
 
 

@@ -83,7 +83,8 @@ def plot(rows: Sequence[Row], path: Path) -> None:
         chosen = [row for row in rows if row.case.grid == grid]
         for axes, name in ((shrinkage, "alpha - 1"), (qsnr, "QSNR")):
             values = [row.figures[name] for row in chosen]
-            axes.plot(values, range(len(names)), marker, label=grid)
+            label = grid if axes is qsnr else None
+            axes.plot(values, range(len(names)), marker, label=label)
     for axes in (shrinkage, qsnr):
         axes.set_yticks(range(len(names)), names)
         axes.invert_yaxis()
@@ -98,5 +99,4 @@ def plot(rows: Sequence[Row], path: Path) -> None:
     bins.axhline(0, color="black", linewidth=0.8)
     bins.set(xlabel="magnitude of E2M1", ylabel="mean error of the bin, gauss plain")
     qsnr.legend(frameon=False, loc="upper right")
-    shrinkage.legend([], frameon=False)
     save(figure, path, shrinkage, qsnr, bins)
