@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from experiments.ablation import noise, onset
+from experiments.ablation import grids, noise, onset
 from experiments.many_runs import budget, show
 from experiments.many_runs.command import Study
 from experiments.many_runs.found import Found
@@ -12,6 +12,7 @@ from experiments.many_runs.tuning import tuned, tuning
 from experiments.many_runs.variants import TI2D, UE5M3
 
 MODEL, SEEDS = "dense_4m", 3
+MORE_SEEDS = 6  # of what three seeds do not tell apart
 
 # By the recipe that they are parts of, which comes first.
 SECTIONS: Mapping[str, tuple[str, ...]] = {
@@ -22,6 +23,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
         "ufp4_rht_dgrad_wgrad",
         "ufp4_rht_fprop_wgrad",
         "ufp4_no_sr",
+        "e2m1_no_rht",
         "e2m1_ref",
         "e2m1_rht",
         "e2m1_to_2_rht",
@@ -29,10 +31,11 @@ SECTIONS: Mapping[str, tuple[str, ...]] = {
     "ue5m3": tuple(UE5M3),
     "ti2d": ("ti2d", *TI2D),
 }
+_CLOSE = ("bf16", "ufp4", "ufp4_no_rht", "ufp4_rht_wgrad", "ufp4_no_sr", "e2m1_ref")
 
 
 def queue(found: Found, assumed: float | None = None) -> list[Run]:
-    """Returns the runs: of the parts of each recipe, then of the noise."""
+    """Returns the runs: of the parts of each recipe, of the noise, of more seeds."""
     policies = ("bf16", *(name for section in SECTIONS.values() for name in section))
     runs = tuning(found, MODEL)
     if first := tuned(found, MODEL, assumed=assumed):
@@ -40,6 +43,7 @@ def queue(found: Found, assumed: float | None = None) -> list[Run]:
         runs += tuning(found, noise.SMALL)
         if small := tuned(found, noise.SMALL, assumed=assumed):
             runs += noise.runs(small, first)
+        runs += first.seeded(_CLOSE, MORE_SEEDS)
     return list(dict.fromkeys(runs))
 
 
@@ -48,8 +52,11 @@ def parts(found: Found, folder: Path) -> Mapping[str, str]:
     shown = {"budget": show.of_budget(queue(found, budget.RATE), found)}
     first, small = tuned(found, MODEL), tuned(found, noise.SMALL)
     for name, section in SECTIONS.items():
-        runs = first.seeded(("bf16", *section), SEEDS) if first else []
-        shown[name] = show.of_gaps(found.rows_of(runs), base=section[0])
+        runs = first.seeded(("bf16", *section), MORE_SEEDS) if first else []
+        rows = found.rows_of(runs)
+        shown[name] = show.of_gaps(rows, base=section[0])
+        if name == "ufp4":
+            shown["grids"] = grids.table(rows)
     if small is None:
         return shown | {"noise": show.NOT_RUN}
     slow = noise.slowed(small)

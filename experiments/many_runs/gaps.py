@@ -4,15 +4,16 @@ import dataclasses
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
+import numpy as np
 from scipy import stats
 
 from experiments.folder import Row
 from experiments.many_runs.found import loss
 from experiments.presets import REFERENCE
 
-_CONFIDENCE = 0.95  # that a difference is none of seeds
+_CONFIDENCE = 0.95  # that an interval has the true difference
 
 
 class Deviation(NamedTuple):
@@ -27,6 +28,42 @@ class Deviation(NamedTuple):
     freedom: int
 
 
+class Difference(NamedTuple):
+    """Of two gaps, in points.
+
+    Attributes:
+      value: positive where the first is larger; NaN where a run diverged.
+      margin: half the width of its 95% interval.
+    """
+
+    value: float
+    margin: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Self:
+        """Returns what two or more pairs of runs say.
+
+        mean +- t sqrt(sum (x - mean)^2 / (n (n - 1)))
+        """
+        error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
+        return cls(float(np.mean(values)), _margin(error, len(values) - 1))
+
+    @property
+    def word(self) -> str:
+        """Whether the first is better or worse, as far as seeds tell."""
+        if not math.isfinite(self.value):
+            return "diverged"
+        if abs(self.value) <= self.margin:
+            return "within seeds"
+        return "better" if self.value < 0 else "worse"
+
+    def __str__(self) -> str:
+        if not math.isfinite(self.value):
+            return self.word
+        low, high = self.value - self.margin, self.value + self.margin
+        return f"{self.value:+.2f} ({low:+.2f} to {high:+.2f}), {self.word}"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gap:
     """The runs of a policy.
@@ -36,6 +73,7 @@ class Gap:
     Attributes:
       policy: its name.
       losses: held-out, of every seed.
+      seeds: those of which there is a gap.
       gaps: percent, in high precision; NaN where one of both diverged.
       own_gaps: likewise, with the forward pass of the policy.
       tokens_per_s: the fastest.
@@ -44,6 +82,7 @@ class Gap:
 
     policy: str
     losses: tuple[float, ...]
+    seeds: tuple[int, ...]
     gaps: tuple[float, ...]
     own_gaps: tuple[float, ...]
     tokens_per_s: float
@@ -81,6 +120,7 @@ def gaps(rows: Sequence[Row], domain: str = "all") -> list[Gap]:
         return Gap(
             policy=policy,
             losses=tuple(loss(row, domain) for row in group),
+            seeds=tuple(row["seed"] for row in paired),
             gaps=relative("bf16"),
             own_gaps=relative("own"),
             tokens_per_s=max(row["tokens_per_s"] for row in group),
@@ -111,27 +151,33 @@ def pooled(groups: Iterable[Sequence[float]]) -> Deviation | None:
     return Deviation(math.sqrt(squares / freedom), freedom)
 
 
-def verdict(a: Gap, b: Gap, deviation: Deviation | None) -> str:
-    """Returns whether a is better or worse than b: Student's t at 95%, two-sided.
+def differences(a: Gap, b: Gap) -> list[float]:
+    """Returns the gap of a less that of b for each seed that both have."""
+    of_b = dict(zip(b.seeds, b.gaps, strict=True))
+    of_a = zip(a.seeds, a.gaps, strict=True)
+    return [gap - of_b[seed] for seed, gap in of_a if seed in of_b]
 
-    The deviation is that of both where each has several seeds, as some policies spread
-    far more than others.
+
+def difference(a: Gap, b: Gap, deviation: Deviation | None) -> Difference | None:
+    """Returns by how much the gap of a is larger than that of b, by Student's t.
+
+    Seed by seed where they share several, since seeds move the losses of all policies
+    alike; otherwise between means. None where neither is possible.
 
     Args:
       a: a policy.
       b: what it is compared with.
-      deviation: of one gap over seeds, where one of both has a single one; None: not
+      deviation: of one gap over seeds, where fewer than two seeds are shared; None: not
         known.
     """
-    if min(len(a.gaps), len(b.gaps)) > 1:
-        deviation = pooled((a.gaps, b.gaps))
+    if len(of_seeds := differences(a, b)) > 1:
+        return Difference.of(of_seeds)
     if deviation is None or not (a.gaps and b.gaps):
-        return "not known"
+        return None
     error = deviation.value * math.sqrt(1 / len(a.gaps) + 1 / len(b.gaps))
-    errors = stats.t.ppf((1 + _CONFIDENCE) / 2, deviation.freedom)
-    difference = a.mean - b.mean
-    if not math.isfinite(difference):
-        return "diverged"
-    if abs(difference) <= errors * error:
-        return "within seeds"
-    return "better" if difference < 0 else "worse"
+    return Difference(a.mean - b.mean, _margin(error, deviation.freedom))
+
+
+def _margin(error: float, freedom: int) -> float:
+    """Returns half the width of the interval around a mean with a standard error."""
+    return error * float(stats.t.ppf((1 + _CONFIDENCE) / 2, freedom))

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from experiments.folder import Row
 from experiments.many_runs import budget
 from experiments.many_runs.found import Found, loss
-from experiments.many_runs.gaps import Gap, gaps, spread, verdict
+from experiments.many_runs.gaps import Gap, difference, gaps, spread
 from experiments.many_runs.run import Run
 from experiments.many_runs.tuning import MOST, RATES, tuned, tuning
 from experiments.presets import REFERENCE
@@ -22,20 +22,20 @@ def of_gaps(rows: Sequence[Row], base: str) -> str:
         return NOT_RUN
     deviation = spread(found)
     bases = [each for each in found if each.policy == base]
-    header = ("policy", "seeds", "held-out loss", "gap", "FP4 forward")
-    header += (f"against `{base}`", "M tokens/s", "diverged")
+    header = ("policy", "seeds", "held-out loss", "gap", f"less that of `{base}`")
+    header += ("gap, FP4 forward", "M tokens/s", "diverged")
 
     def cells(each: Gap) -> tuple[str, ...]:
         against = ""
         if bases and each.policy not in (base, REFERENCE):
-            against = verdict(each, bases[0], deviation)
+            against = str(difference(each, bases[0], deviation) or "not known")
         return (
             f"`{each.policy}`",
             str(len(each.losses)),
             tables.number(*mean_and_spread(each.losses)),
             gap(each.gaps) if each.policy != REFERENCE else "",
-            gap(each.own_gaps) if each.policy != REFERENCE else "",
             against,
+            gap(each.own_gaps) if each.policy != REFERENCE else "",
             f"{each.tokens_per_s / 1e6:.2f}",
             str(each.diverged),
         )

@@ -63,6 +63,21 @@ def _ue5m3_rotated() -> Recipe:
     )
 
 
+def _ti2d_rows() -> Recipe:
+    """Returns `recipes.ti2d` with blocks of 1x32 along the contraction."""
+    return _replaced(dataclasses.replace(recipes.ti2d(), share_dy=False), block=32)
+
+
+def _ti2d_square_w() -> Recipe:
+    """Returns `recipes.ti2d` with such blocks of x and dy, and squares of w."""
+    square, rows = recipes.ti2d(), _ti2d_rows()
+    return dataclasses.replace(
+        rows,
+        fprop=dataclasses.replace(rows.fprop, w=square.fprop.w),
+        dgrad=dataclasses.replace(rows.dgrad, w=square.dgrad.w),
+    )
+
+
 def _ti2d(recipe: Recipe) -> PolicyOf:
     """Returns `policies.ti2d` with another recipe in place of `recipes.ti2d`."""
 
@@ -103,6 +118,7 @@ UFP4 = _named(
             recipes.ufp4(), rotation=Hadamard(16, PerStepSigns())
         ),
         "ufp4_e4m3": recipes.ufp4(Scale(E4M3)),
+        "e2m1_no_rht": _replaced(_ufp4_rotated(), grid=E2M1),
         "e2m1_rht": _replaced(recipes.ufp4(), grid=E2M1),
         "e2m1_to_2_rht": _replaced(recipes.ufp4(), grid=E2M1_TO_2),
     }
@@ -118,9 +134,8 @@ UE5M3 = _named(
 )
 
 TI2D: dict[str, PolicyOf] = {
-    "ti2d_rows": _ti2d(
-        _replaced(dataclasses.replace(recipes.ti2d(), share_dy=False), block=32)
-    ),
+    "ti2d_rows": _ti2d(_ti2d_rows()),
+    "ti2d_square_w": _ti2d(_ti2d_square_w()),
     "ti2d_floor": _ti2d(_replaced(recipes.ti2d(), scale=Scale(E8M0, "floor"))),
     "ti2d_nearest_dy": _ti2d(_replaced(recipes.ti2d(), rounding=NEAREST)),
     "ti2d_fp4_qk": _whole(recipes.ti2d()),

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from experiments import study
 from experiments.folder import Row
 from experiments.many_runs.found import loss
+from experiments.many_runs.gaps import Difference, differences
 from experiments.many_runs.gaps import gaps as by_policy
 from experiments.many_runs.show import NOT_RUN, gap
 from experiments.presets import REFERENCE
@@ -33,14 +34,18 @@ def losses(rows: Sequence[Row]) -> dict[str, list[Point]]:
 def gaps(rows: Sequence[Row]) -> dict[str, list[Point]]:
     """Returns the gaps of each policy to BF16, in percent, of what did not diverge."""
     found: dict[str, list[Point]] = {}
-    for model in dict.fromkeys(row["model"] for row in rows):
-        group = [row for row in rows if row["model"] == model]
+    for group in _by_model(rows):
         for each in by_policy(group):
             for value in filter(math.isfinite, each.gaps):
                 if each.policy != REFERENCE:
                     point = Point(_flops(group), value)
                     found.setdefault(each.policy, []).append(point)
     return found
+
+
+def _by_model(rows: Sequence[Row]) -> list[list[Row]]:
+    models = dict.fromkeys(row["model"] for row in rows)
+    return [[row for row in rows if row["model"] == model] for model in models]
 
 
 def sizes(by_model: Mapping[str, Sequence[Row]]) -> str:
@@ -90,7 +95,25 @@ def trend(rows: Sequence[Row]) -> str:
     if not lines:
         return f"{NOT_RUN} A trend needs two sizes."
     table = tables.markdown(("policy", "points a tenfold compute"), lines)
-    return f"{table}\n\n{_needed(found)}"
+    return f"{table}\n\n{_needed(found)}\n\n{_ranked(rows)}"
+
+
+def _ranked(rows: Sequence[Row]) -> str:
+    """Returns a sentence: what all sizes and seeds together say of the pair."""
+    pairs: list[float] = []
+    for group in _by_model(rows):
+        found = {each.policy: each for each in by_policy(group)}
+        if found.keys() >= set(_PAIR):
+            pairs += differences(*(found[policy] for policy in _PAIR))
+    pairs = [pair for pair in pairs if math.isfinite(pair)]
+    if len(pairs) < 2:
+        return "There are no two pairs of runs of both recipes yet."
+    ahead = sum(pair < 0 for pair in pairs)
+    return (
+        f"In {ahead} of {len(pairs)} pairs of one size and seed `{_PAIR[0]}` is ahead "
+        f"of `{_PAIR[1]}`. The mean of the differences of gaps, in points, with its "
+        f"95% interval: {Difference.of(pairs)}."
+    )
 
 
 def _needed(found: Mapping[str, Sequence[Point]]) -> str:

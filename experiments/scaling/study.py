@@ -10,7 +10,7 @@ from experiments.many_runs.run import Run, tiny
 from experiments.many_runs.tuning import tuned, tuning
 from experiments.scaling import report
 
-SEEDS = {"dense_3m": 3, "dense_4m": 3, "dense_9m": 3, "dense_18m": 1, "dense_35m": 1}
+SEEDS = {"dense_3m": 3, "dense_4m": 6, "dense_9m": 3, "dense_18m": 1, "dense_35m": 1}
 POLICIES = ("bf16", "e2m1_ref", "ufp4")
 _TUNED = ("dense_3m", "dense_4m", "dense_9m")  # larger ones take the last one's rate
 
