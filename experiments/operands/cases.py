@@ -12,7 +12,6 @@ from fp4jax.numerics import (
     E8M0,
     UE5M3,
     UNIFORM,
-    Format,
     Fresh,
     Hadamard,
     Quantizer,
@@ -24,13 +23,14 @@ BOTH = ("E2M1", "UNIFORM")
 ROTATIONS = (0, 16, 32, 64, 128)
 BLOCKS = (16, 32, 64)
 # Block scales, and those under a float32 scale of the tensor.
-SCALES: dict[str, tuple[Format, Fresh | None]] = {
-    "F32": (Scale().format, None),
-    "E4M3 + F32": (E4M3, Fresh()),
-    "E4M3": (E4M3, None),
-    "UE5M3 + F32": (UE5M3, Fresh()),
-    "UE5M3": (UE5M3, None),
-    "E8M0": (E8M0, None),
+SCALES: dict[str, tuple[Scale, Fresh | None]] = {
+    "F32": (Scale(), None),
+    "E4M3 + F32": (Scale(E4M3), Fresh()),
+    "E4M3": (Scale(E4M3), None),
+    "UE5M3 + F32": (Scale(UE5M3), Fresh()),
+    "UE5M3": (Scale(UE5M3), None),
+    "E8M0": (Scale(E8M0), None),
+    "E8M0 floor": (Scale(E8M0, "floor"), None),
 }
 
 
@@ -47,7 +47,7 @@ def quantizer(row: Row) -> Quantizer:
     return Quantizer(
         GRIDS[row["grid"]],
         row["block"],
-        Scale(scale),
+        scale,
         tensor_scale=tensor_scale,
         rotation=Hadamard(row["rotation"]) if row["rotation"] else None,
     )

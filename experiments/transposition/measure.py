@@ -19,10 +19,10 @@ from experiments.operands.cases import BOTH, GRIDS, SCALES
 from experiments.operands.measure import GEMMS, factors, multiply, of_layers
 from experiments.operands.tiles import Layers, Tiles
 from fp4jax import Operands, dequantize, quantize, stats
-from fp4jax.numerics import Quantizer, Scale
+from fp4jax.numerics import Quantizer
 
 BLOCKS = (8, 16, 32, 64)
-SCALE_NAMES = ("F32", "E4M3 + F32", "E8M0")
+SCALE_NAMES = ("F32", "E4M3 + F32", "E8M0", "E8M0 floor")
 TENSORS = ("x", "w", "dy")
 
 
@@ -53,7 +53,7 @@ def quantizer(row: Row) -> Quantizer:
     """Returns the quantizer with 1-D blocks that a row names, to nearest."""
     scale, tensor_scale = SCALES[row["scale"]]
     return Quantizer(
-        GRIDS[row["grid"]], row["block"], Scale(scale), tensor_scale=tensor_scale
+        GRIDS[row["grid"]], row["block"], scale, tensor_scale=tensor_scale
     )
 
 

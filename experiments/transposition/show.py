@@ -16,7 +16,7 @@ from experiments.report import tables
 from experiments.transposition.measure import BLOCKS, SCALE_NAMES, TENSORS
 
 _COLORS = {"1-D": "C0", "2-D": "C3"}
-_STYLES = dict(zip(SCALE_NAMES, ("-", "--", ":"), strict=True))
+_STYLES = dict(zip(SCALE_NAMES, ("-", "--", ":", "-."), strict=True))
 _ERRORS = list(itertools.product(("products", "gradients"), ("dx", "dw")))
 
 
