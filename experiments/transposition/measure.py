@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.folder import Row
-from experiments.operands.cases import BOTH, GRIDS, SCALES
+from experiments.operands.cases import BOTH, GRIDS, SCALES, suits
 from experiments.operands.measure import GEMMS, factors, multiply, of_layers
 from experiments.operands.tiles import Layers, Tiles
 from fp4jax import Operands, dequantize, quantize, stats
@@ -46,15 +46,14 @@ class Quantized:
 def cases(blocks: Sequence[int] = BLOCKS) -> Iterator[Row]:
     """Yields what is measured of a step."""
     for block, scale, grid in itertools.product(blocks, SCALE_NAMES, BOTH):
-        yield {"grid": grid, "scale": scale, "block": block}
+        if suits(grid, scale):
+            yield {"grid": grid, "scale": scale, "block": block}
 
 
 def quantizer(row: Row) -> Quantizer:
     """Returns the quantizer with 1-D blocks that a row names, to nearest."""
     scale, tensor_scale = SCALES[row["scale"]]
-    return Quantizer(
-        GRIDS[row["grid"]], row["block"], scale, tensor_scale=tensor_scale
-    )
+    return Quantizer(GRIDS[row["grid"]], row["block"], scale, tensor_scale=tensor_scale)
 
 
 def measure(tiles: Tiles, quantizer: Quantizer) -> dict[str, Any]:

@@ -109,6 +109,8 @@ def plot(rows: Sequence[Row], path: Path) -> None:
             for scale, style in _STYLES.items():
                 for shape, color in _COLORS.items():
                     chosen = [row for b in BLOCKS for row in _of(rows, grid, scale, b)]
+                    if not chosen:
+                        continue
                     mean = [values(r, section, [shape], name).mean() for r in chosen]
                     blocks = [row["block"] for row in chosen]
                     label = f"{shape}, {scale}"
