@@ -1,8 +1,12 @@
 """The gap of both grids under each scope of the rotation."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 
+from matplotlib.figure import Figure
+
+from experiments import study
 from experiments.folder import Row
 from experiments.many_runs import show
 from experiments.many_runs.gaps import difference, gaps
@@ -16,6 +20,27 @@ SCOPES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "fprop, dgrad, wgrad": ("e2m1_rht", "ufp4"),
     }
 )
+_GRIDS = ("E2M1", "uniform")
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Draws gaps over scopes: dots, joined for each seed, and their means as a line."""
+    found = {each.policy: each for each in gaps(rows)}
+    if not found:
+        return
+    figure = Figure(figsize=(5.5, 3.2), layout="constrained")
+    axes = figure.subplots()
+    for i, policies in enumerate(zip(*SCOPES.values(), strict=True)):
+        known = [(x, found[p]) for x, p in enumerate(policies) if p in found]
+        means = [each.mean for _, each in known]
+        axes.plot([x for x, _ in known], means, f"C{i}", lw=2.5, label=_GRIDS[i])
+        for seed in sorted({seed for _, each in known for seed in each.seeds}):
+            of_seed = [(x, g) for x, each in known if (g := each.of(seed)) is not None]
+            axes.plot(*zip(*of_seed, strict=True), f"C{i}o-", ms=4, lw=0.6, alpha=0.6)
+    axes.set_xticks(range(len(SCOPES)), list(SCOPES))
+    axes.set(xlabel="GEMMs of rotated operands", ylabel="gap to BF16, %")
+    axes.margins(x=0.2)
+    study.save(figure, path, axes)
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -39,4 +64,4 @@ def table(rows: Sequence[Row]) -> str:
     _, wgrad, everywhere = SCOPES.values()
     changes = (less(*pair) for pair in zip(everywhere, wgrad, strict=True))
     lines.append(("all three less wgrad alone", *changes, ""))
-    return tables.markdown(("rotated", "E2M1", "uniform", "uniform less E2M1"), lines)
+    return tables.markdown(("rotated", *_GRIDS, "uniform less E2M1"), lines)

@@ -48,7 +48,7 @@ def queue(found: Found, assumed: float | None = None) -> list[Run]:
 
 
 def parts(found: Found, folder: Path) -> Mapping[str, str]:
-    """Returns the tables of the README, and draws its figure."""
+    """Returns the tables of the README, and draws its figures."""
     shown = {"budget": show.of_budget(queue(found, budget.RATE), found)}
     first, small = tuned(found, MODEL), tuned(found, noise.SMALL)
     for name, section in SECTIONS.items():
@@ -57,6 +57,7 @@ def parts(found: Found, folder: Path) -> Mapping[str, str]:
         shown[name] = show.of_gaps(rows, base=section[0])
         if name == "ufp4":
             shown["grids"] = grids.table(rows)
+            grids.draw(rows, folder / "grids.png")
     if small is None:
         return shown | {"noise": show.NOT_RUN}
     slow = noise.slowed(small)

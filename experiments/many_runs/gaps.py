@@ -93,6 +93,10 @@ class Gap:
         """Of the gaps; NaN without any."""
         return statistics.fmean(self.gaps) if self.gaps else math.nan
 
+    def of(self, seed: int) -> float | None:
+        """Returns the gap of a seed, or None."""
+        return dict(zip(self.seeds, self.gaps, strict=True)).get(seed)
+
 
 def gaps(rows: Sequence[Row], domain: str = "all") -> list[Gap]:
     """Returns what was found of each policy, in the order of the rows.
@@ -153,9 +157,8 @@ def pooled(groups: Iterable[Sequence[float]]) -> Deviation | None:
 
 def differences(a: Gap, b: Gap) -> list[float]:
     """Returns the gap of a less that of b for each seed that both have."""
-    of_b = dict(zip(b.seeds, b.gaps, strict=True))
     of_a = zip(a.seeds, a.gaps, strict=True)
-    return [gap - of_b[seed] for seed, gap in of_a if seed in of_b]
+    return [gap - other for seed, gap in of_a if (other := b.of(seed)) is not None]
 
 
 def difference(a: Gap, b: Gap, deviation: Deviation | None) -> Difference | None:
