@@ -171,10 +171,12 @@ _VIEWS = (
     ("gauss", "E4M3, 16", "UNIFORM", 16, _E4M3, (None, None, None, None, 17.98)),
     ("gauss", "E8M0 ceil, 32", "E2M1", 32, _CEIL, (17, 5.5, 0.057, 18.76, 16.47)),
     ("gauss", "E8M0 ceil, 32", "UNIFORM", 32, _CEIL, (None, None, None, None, 13.51)),
+    ("gauss", "E8M0 floor, 32", "E2M1", 32, _FLOOR, (34.6, 8.2, 0.065, 18.79, 18.79)),
     ("student", "E4M3, 16", "E2M1", 16, _E4M3, (None, None, None, 20.88, 14.81)),
     ("student", "E4M3, 16", "UNIFORM", 16, _E4M3, (None, None, None, None, 11.22)),
     ("student", "E8M0 ceil, 32", "E2M1", 32, _CEIL, (57, 26, 0.156, 16.47, 8.97)),
     ("student", "E8M0 ceil, 32", "UNIFORM", 32, _CEIL, (None, None, None, None, 5.97)),
+    ("student", "E8M0 floor, 32", "E2M1", 32, _FLOOR, (60, 24.2, 0.127, 16.97, 10.81)),
 )
 
 
