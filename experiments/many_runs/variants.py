@@ -136,7 +136,7 @@ UE5M3 = _named(
 TI2D: dict[str, PolicyOf] = {
     "ti2d_rows": _ti2d(_ti2d_rows()),
     "ti2d_square_w": _ti2d(_ti2d_square_w()),
-    "ti2d_floor": _ti2d(_replaced(recipes.ti2d(), scale=Scale(E8M0, "floor"))),
+    "ti2d_floor": _ti2d(recipes.ti2d(scale=Scale(E8M0, "floor"))),
     "ti2d_nearest_dy": _ti2d(_replaced(recipes.ti2d(), rounding=NEAREST)),
     "ti2d_fp4_qk": _whole(recipes.ti2d()),
     **{f"ti2d_block_{size}": _ti2d(recipes.ti2d(block=size)) for size in (8, 16, 64)},

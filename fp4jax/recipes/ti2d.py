@@ -3,10 +3,15 @@
 import dataclasses
 
 from fp4jax.numerics import E2M1, E8M0, Quantizer, Scale, Stochastic
-from fp4jax.recipes.recipe import Dgrad, Fprop, Recipe, Wgrad
+from fp4jax.recipes.recipe import Dgrad, Fprop, Recipe, Wgrad, two_level
 
 
-def ti2d(*, block: int = 32, sr_all: bool = False) -> Recipe:
+def ti2d(
+    *,
+    block: int = 32,
+    scale: Scale = Scale(E8M0, "truncation_free"),
+    sr_all: bool = False,
+) -> Recipe:
     """Returns E2M1 elements in squares under a power of two that does not truncate.
 
     | GEMM  | first operand       | second operand    |
@@ -21,13 +26,14 @@ def ti2d(*, block: int = 32, sr_all: bool = False) -> Recipe:
 
     Args:
       block: side B of a square.
+      scale: block scale; published with a power of two, rounded up. A scale of 3
+        mantissa bits is made two-level, its tensor scale from the tensor at hand.
       sr_all: whether x and w are rounded stochastically too; each GEMM then draws for
         itself.
 
     References: arXiv 2607.24953.
     """
-    scale = Scale(E8M0, "truncation_free")
-    nearest = Quantizer(E2M1, block=(block, block), scale=scale)
+    nearest = two_level(Quantizer(E2M1, block=(block, block), scale=scale))
     stochastic = dataclasses.replace(nearest, rounding=Stochastic())
     operand = stochastic if sr_all else nearest
     return Recipe(

@@ -11,7 +11,7 @@ import pytest
 
 import fp4jax
 from fp4jax import recipes
-from fp4jax.numerics import E2M1, NEAREST, Site, formats
+from fp4jax.numerics import E2M1, E4M3, E8M0, NEAREST, Scale, Site, formats
 from tests.golden import inputs
 
 KEY = jax.random.key(11)
@@ -128,3 +128,13 @@ def test_forward_and_backward_multiply_one_operand(operand):
         y, vjp = jax.vjp(dot, jnp.eye(40), a)
         backward, _ = vjp(jnp.eye(40, 56))  # [m, k], its rows w^T
         np.testing.assert_array_equal(backward, np.asarray(y).T[:40])
+
+
+@pytest.mark.parametrize("scale", [Scale(E8M0, "floor"), Scale(E4M3)], ids=str)
+def test_every_scale_is_that_of_the_transpose(scale):
+    recipe = recipes.ti2d(block=16, scale=scale)
+    assert recipe.dgrad.dy == recipe.wgrad.dy and recipe.dgrad.dy.scale == scale
+    a = jnp.asarray(inputs.matrix("heavy", "float32", (40, 56)))
+    found = fp4jax.fake_quant(a, recipe.fprop.w)
+    np.testing.assert_array_equal(found, fp4jax.fake_quant(a.T, recipe.fprop.w).T)
+    assert np.any(found != fp4jax.fake_quant(a, recipes.ti2d(block=16).fprop.w))
