@@ -40,7 +40,7 @@ def check_held(
     held: Any,
     step: Any,
     *,
-    caller: str = "dot_general",
+    caller: str,
     groups: int | None = None,
 ) -> None:
     """Raises ValueError for state that is not the recipe's, and for a step without.

@@ -134,7 +134,7 @@ def dot_general(
     check_operands(recipe, key, "dot_general", lhs=lhs, rhs=rhs, result=out)
     if key is None and recipe.draws(Site.FPROP_X, Site.FPROP_W):
         raise ValueError(NO_KEY.format("dot_general", "for the forward pass of"))
-    check_held(recipe, held, step)
+    check_held(recipe, held, step, caller="dot_general")
     if recipe.compute == "native" and (precision, out_sharding) != (None, None):
         raise ValueError(
             "dot_general: precision and out_sharding must be None with "
@@ -246,11 +246,10 @@ def pack_w(
     w = jnp.asarray(w)
     check_recipe(recipe, "pack_w")
     check_operands(recipe, key, "pack_w", w=w)
-    check_held(recipe, held, step)
+    check_held(recipe, held, step, caller="pack_w")
     if key is None and recipe.draws(Site.FPROP_W, Site.DGRAD_W):
         raise ValueError(NO_KEY.format("pack_w", "to quantize the weight of"))
     step = None if step is None else jnp.asarray(step, jnp.int32)
-    w, held = lax.stop_gradient((w, held))
     return pack_weight(Gemms.of_one(w, recipe), w, Noise(key), held, step)
 
 

@@ -139,11 +139,6 @@ def pack_experts(
     if key is None and recipe.draws(Site.FPROP_W, Site.DGRAD_W):
         raise ValueError(NO_KEY.format("pack_experts", "to quantize the weights of"))
     step = None if step is None else jnp.asarray(step, jnp.int32)
-    if held is not None:
-        held = lax.convert_element_type(
-            held, jnp.float32
-        )  # which gradients can stop at
-    w, held = lax.stop_gradient((w, held))
     return pack_weight(GroupedGemms.of_one(w, recipe), w, Noise(key), held, step)
 
 

@@ -70,7 +70,10 @@ fp4_dot.defvjp(_fp4_dot_fwd, _fp4_dot_bwd)
 
 
 def pack_weight(gemms: Gemms, w, noise: Noise, held, step) -> PackedWeight:
-    """Returns what the calls of one w have in common."""
+    """Returns what the calls of one w have in common, of which no gradient is taken."""
+    if held is not None:
+        held = _float32(held)  # at which gradients can stop
+    w, held = lax.stop_gradient((w, held))
     amax = _amax(gemms, 1, w, held, step)
     fprop, dgrad = gemms.pack_w(w, noise, (None, amax, None))
     return PackedWeight(fprop, dgrad, amax, shape=w.shape, dtype=w.dtype)

@@ -6,6 +6,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import pytest
+from flax.linen import fp8_ops
 
 import fp4jax
 from fp4jax import recipes
@@ -94,6 +95,21 @@ def test_the_gradient_is_that_of_the_weight_beside_it():
     chex.assert_trees_all_equal(dw, jax.grad(loss)(W, None))
 
 
+def test_amaxes_may_be_in_the_dtype_that_combines_by_maximum():
+    def loss(held):
+        noise = {"recipe": RECIPES["ue5m3"], "key": KEY, "held": held, "step": 0}
+        packed = pack_w(W, **noise)
+        return jnp.sum(fp4jax.dot_general(X, W, MATMUL, packed_w=packed, **noise))
+
+    @jax.jit
+    def new_state(held):
+        held = jax.lax.convert_element_type(held, fp8_ops.fp32_max_grad)
+        new = jax.grad(loss, allow_int=True)(held)
+        return jax.lax.convert_element_type(new, jnp.float32)
+
+    chex.assert_trees_all_equal(new_state(HELD), jax.grad(loss)(HELD))
+
+
 def test_what_cannot_be_honored_raises():
     recipe = recipes.ufp4()
     dot = functools.partial(fp4jax.dot_general, recipe=recipe)
@@ -109,5 +125,5 @@ def test_what_cannot_be_honored_raises():
         dot(X[None], W[None], batched, packed_w=packed)
     with pytest.raises(ValueError, match="key must be .* to quantize the weight"):
         pack_w(W, recipe=RECIPES["ti2d"])
-    with pytest.raises(ValueError, match="held must be None for a recipe without"):
+    with pytest.raises(ValueError, match="pack_w: held must be None for a recipe"):
         pack_w(W, recipe=recipe, held=HELD)
