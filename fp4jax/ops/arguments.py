@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fp4jax.numerics import checks
+from fp4jax.numerics import Site, checks
 from fp4jax.ops import native
 from fp4jax.recipes import Recipe
 
@@ -35,20 +35,40 @@ def check_operands(recipe: Recipe, key: Any, caller: str, **operands: Any) -> No
         native.check_device()
 
 
-def check_held(
+def check_drawn(recipe: Recipe, key: Any, caller: str, *sites: Site, why: str) -> None:
+    """Raises ValueError where sites draw, by default any, and there is no key.
+
+    Args:
+      recipe: of the call.
+      key: the argument of `caller`.
+      caller: the function whose argument it is.
+      *sites: what is about to be quantized.
+      why: what for, between "a PRNG key" and "a recipe".
+    """
+    if key is None and recipe.draws(*sites):
+        raise ValueError(
+            f"{caller}: key must be a PRNG key {why} a recipe that draws random "
+            "numbers, got key=None. Pass key=..., a new one at every step; in a Flax "
+            "NNX model call fp4jax.nnx.set_step(model, step) inside the training step, "
+            "to a Linen model give rngs={'quant': key}, which its nn.scan and nn.vmap "
+            "split."
+        )
+
+
+def checked_step(
     recipe: Recipe,
     held: Any,
     step: Any,
     *,
     caller: str,
     groups: int | None = None,
-) -> None:
-    """Raises ValueError for state that is not the recipe's, and for a step without.
+) -> jax.Array | None:
+    """Returns the step in int32; raises ValueError for state that is not the recipe's.
 
     Args:
       recipe: of the call.
       held: the argument of `caller`.
-      step: likewise.
+      step: likewise; only with `held`.
       caller: the function whose arguments they are.
       groups: number of layers that have amaxes each, or None for one layer.
     """
@@ -58,7 +78,7 @@ def check_held(
                 f"{caller}: step must be None without held, the amaxes that it says "
                 f"when to sample, got step={step!r}. Pass held, or leave step out."
             )
-        return
+        return None
     if not recipe.holds:
         raise ValueError(
             f"{caller}: held must be None for a recipe without held tensor scales, "
@@ -72,10 +92,20 @@ def check_held(
             f"dy, or that in Flax's dtype fp32_max_grad, got {type(held).__name__} of "
             f"shape={shape}, dtype={dtype}."
         )
-    if step is not None and (
-        jnp.shape(step) != () or not jnp.issubdtype(jnp.result_type(step), jnp.integer)
-    ):
-        raise ValueError(f"{caller}: step must be one integer, got step={step!r}.")
+    if step is None:
+        return None
+    check_integer(step, caller, name="step")
+    return jnp.asarray(step, jnp.int32)
+
+
+def check_integer(value: Any, caller: str, *, name: str) -> None:
+    """Raises ValueError, in the caller's name, unless a value is one integer."""
+    shape, dtype = jnp.shape(value), jnp.result_type(value)
+    if shape or not jnp.issubdtype(dtype, jnp.integer):
+        raise ValueError(
+            f"{caller}: {name} must be one integer, got {name}={value!r} "
+            f"(shape={shape}, dtype={dtype})."
+        )
 
 
 def _adds_by_maximum(dtype: Any) -> bool:

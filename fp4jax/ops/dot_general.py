@@ -10,14 +10,20 @@ from jax import lax
 from fp4jax.numerics import Site
 from fp4jax.numerics.manual import varying_as
 from fp4jax.ops import encoded
-from fp4jax.ops.arguments import check_held, check_none, check_operands, check_recipe
+from fp4jax.ops.arguments import (
+    check_drawn,
+    check_none,
+    check_operands,
+    check_recipe,
+    checked_step,
+)
 from fp4jax.ops.dims import DimensionNumbers, Dims
 from fp4jax.ops.gather import Gather
 from fp4jax.ops.gemms import NO_AMAXES, Gemms
 from fp4jax.ops.noise import Noise, check_microbatch
 from fp4jax.ops.observer import observed
 from fp4jax.ops.residuals import PackedOperand, PackedWeight
-from fp4jax.ops.vjp import NO_KEY, fp4_dot, pack_weight
+from fp4jax.ops.vjp import fp4_dot, pack_weight
 from fp4jax.recipes import Recipe
 
 
@@ -132,9 +138,9 @@ def dot_general(
     check_recipe(recipe, "dot_general")
     out = jax.eval_shape(lax_dot, lhs, rhs)  # checks the dimensions as lax does
     check_operands(recipe, key, "dot_general", lhs=lhs, rhs=rhs, result=out)
-    if key is None and recipe.draws(Site.FPROP_X, Site.FPROP_W):
-        raise ValueError(NO_KEY.format("dot_general", "for the forward pass of"))
-    check_held(recipe, held, step, caller="dot_general")
+    fprop = Site.FPROP_X, Site.FPROP_W
+    check_drawn(recipe, key, "dot_general", *fprop, why="for the forward pass of")
+    step = checked_step(recipe, held, step, caller="dot_general")
     if recipe.compute == "native" and (precision, out_sharding) != (None, None):
         raise ValueError(
             "dot_general: precision and out_sharding must be None with "
@@ -156,10 +162,15 @@ def dot_general(
         gather=gather,
     )
     _check_gather(gemms)
-    check_microbatch(microbatch, recipe, tokens=gemms.tokens, batch=gemms.batch)
+    check_microbatch(
+        microbatch,
+        recipe,
+        tokens=gemms.tokens,
+        batch=gemms.batch,
+        caller="dot_general",
+    )
     noise = Noise.of(key, microbatch, tokens=gemms.tokens)
     _check_packed(gemms, packed, rhs if weight == "lhs" else lhs, noise)
-    step = None if step is None else jnp.asarray(step, jnp.int32)
     _check_packed_w(gemms, packed_w, rhs, noise, held, step)
     if packed is None:
         gemms = encoded.where_it_can(gemms, packed_w)
@@ -206,7 +217,9 @@ def pack_x(
     x = jnp.asarray(x)
     check_operands(recipe, key, "pack_x", x=x)
     gemms = Gemms.of_one(x, recipe)
-    check_microbatch(microbatch, recipe, tokens=gemms.tokens, batch=0)
+    check_microbatch(
+        microbatch, recipe, tokens=gemms.tokens, batch=gemms.batch, caller="pack_x"
+    )
     noise = Noise.of(key, microbatch, tokens=gemms.tokens)
     return gemms.pack(x, noise, NO_AMAXES)
 
@@ -246,10 +259,9 @@ def pack_w(
     w = jnp.asarray(w)
     check_recipe(recipe, "pack_w")
     check_operands(recipe, key, "pack_w", w=w)
-    check_held(recipe, held, step, caller="pack_w")
-    if key is None and recipe.draws(Site.FPROP_W, Site.DGRAD_W):
-        raise ValueError(NO_KEY.format("pack_w", "to quantize the weight of"))
-    step = None if step is None else jnp.asarray(step, jnp.int32)
+    step = checked_step(recipe, held, step, caller="pack_w")
+    of_w = Site.FPROP_W, Site.DGRAD_W
+    check_drawn(recipe, key, "pack_w", *of_w, why="to quantize the weight of")
     return pack_weight(Gemms.of_one(w, recipe), w, Noise(key), held, step)
 
 

@@ -10,7 +10,12 @@ from jax import lax
 from fp4jax.numerics import Site
 from fp4jax.numerics.groups import Groups
 from fp4jax.numerics.manual import varying_as
-from fp4jax.ops.arguments import check_held, check_operands, check_recipe
+from fp4jax.ops.arguments import (
+    check_drawn,
+    check_operands,
+    check_recipe,
+    checked_step,
+)
 from fp4jax.ops.gather import Gather
 from fp4jax.ops.gemms import COMPUTE, NO_AMAXES
 from fp4jax.ops.grouped_gemms import GroupedGemms
@@ -18,7 +23,7 @@ from fp4jax.ops.noise import Noise
 from fp4jax.ops.observer import observed
 from fp4jax.ops.residuals import PackedOperand, PackedWeight
 from fp4jax.ops.tiles import filled
-from fp4jax.ops.vjp import NO_KEY, fp4_dot, pack_weight
+from fp4jax.ops.vjp import fp4_dot, pack_weight
 from fp4jax.recipes import Recipe
 
 
@@ -77,9 +82,9 @@ def grouped_dot(
             f"{recipe.compute!r}, for which there is no grouped GEMM. Replace it for "
             "layers of groups: dataclasses.replace(recipe, compute='bf16')."
         )
-    if key is None and recipe.draws(Site.FPROP_X, Site.FPROP_W):
-        raise ValueError(NO_KEY.format(caller, "for the forward pass of"))
-    check_held(recipe, held, step, caller=caller, groups=groups.count)
+    fprop = Site.FPROP_X, Site.FPROP_W
+    check_drawn(recipe, key, caller, *fprop, why="for the forward pass of")
+    step = checked_step(recipe, held, step, caller=caller, groups=groups.count)
     _check_packed(packed, recipe)
     _check_packed_w(packed_w, recipe)
     others = groups, key, positions, first_position, held, packed, packed_w
@@ -98,7 +103,6 @@ def grouped_dot(
     if positions is not None:
         positions = filled(positions, first_position)
     noise = Noise(key, positions=positions)
-    step = None if step is None else jnp.asarray(step, jnp.int32)
     with observed(gemms):
         return fp4_dot(gemms, x, w, noise, held, step, packed, packed_w, groups)
 
@@ -133,12 +137,12 @@ def pack_experts(
       held: of the calls.
       step: of the calls.
     """
-    check_recipe(recipe, "pack_experts")
-    check_operands(recipe, key, "pack_experts", w=w)
-    check_held(recipe, held, step, caller="pack_experts", groups=w.shape[0])
-    if key is None and recipe.draws(Site.FPROP_W, Site.DGRAD_W):
-        raise ValueError(NO_KEY.format("pack_experts", "to quantize the weights of"))
-    step = None if step is None else jnp.asarray(step, jnp.int32)
+    caller = "pack_experts"
+    check_recipe(recipe, caller)
+    check_operands(recipe, key, caller, w=w)
+    step = checked_step(recipe, held, step, caller=caller, groups=w.shape[0])
+    of_w = Site.FPROP_W, Site.DGRAD_W
+    check_drawn(recipe, key, caller, *of_w, why="to quantize the weights of")
     return pack_weight(GroupedGemms.of_one(w, recipe), w, Noise(key), held, step)
 
 

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fp4jax.numerics import Site
+from fp4jax.ops.arguments import check_integer
 from fp4jax.recipes import Recipe
 
 _WGRAD = (Site.WGRAD_X, Site.WGRAD_DY)
@@ -56,36 +57,32 @@ def token_multiple(recipe: Recipe) -> int:
 
 
 def check_microbatch(
-    microbatch: Any, recipe: Recipe, *, tokens: int, batch: int
+    microbatch: Any, recipe: Recipe, *, tokens: int, batch: int, caller: str
 ) -> None:
     """Raises ValueError where a part would not be quantized as the whole batch is.
 
     Args:
-      microbatch: the argument of `dot_general`.
+      microbatch: the argument of `caller`.
       recipe: of the call.
       tokens: of the call, in each element of its batch dimensions.
       batch: number of batch dimensions.
+      caller: the function whose arguments they are.
     """
     if microbatch is None:
         return
-    shape, dtype = jnp.shape(microbatch), jnp.result_type(microbatch)
-    if shape or not jnp.issubdtype(dtype, jnp.integer):
-        raise ValueError(
-            "dot_general: microbatch must be one integer, got "
-            f"microbatch={microbatch!r} (shape={shape}, dtype={dtype})."
-        )
+    check_integer(microbatch, caller, name="microbatch")
     if batch and recipe.draws(*(site for site in Site if site.operand != 1)):
         raise ValueError(
-            "dot_general: microbatch must be None where a recipe draws and there are "
+            f"{caller}: microbatch must be None where a recipe draws and there are "
             f"batch dimensions, got {batch} of them: whether these or the free ones "
             "were divided does not show."
         )
     multiple = token_multiple(recipe)
     if not batch and tokens % multiple:
         raise ValueError(
-            "dot_general: the tokens of a microbatch must be a multiple of "
-            f"{multiple}, or blocks and rotations along them differ from those of the "
-            f"whole batch, got {tokens}. Take fewer microbatches or longer rows."
+            f"{caller}: the tokens of a microbatch must be a multiple of {multiple}, "
+            "or blocks and rotations along them differ from those of the whole batch, "
+            f"got {tokens}. Take fewer microbatches or longer rows."
         )
 
 

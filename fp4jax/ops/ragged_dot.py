@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fp4jax.ops.arguments import check_none, check_recipe
+from fp4jax.ops.arguments import check_integer, check_none, check_recipe
 from fp4jax.ops.grouped_dot import grouped_dot
 from fp4jax.ops.tiles import Tiles, tile_rows
 from fp4jax.recipes import Recipe
@@ -155,11 +155,5 @@ def _positions(positions: Any, microbatch: Any, m: int) -> tuple[jax.Array, Any]
         )
     if microbatch is None:
         return positions, None
-    if jnp.shape(microbatch) or not jnp.issubdtype(
-        jnp.result_type(microbatch), jnp.integer
-    ):
-        raise ValueError(
-            "ragged_dot: microbatch must be one integer, got "
-            f"microbatch={microbatch!r}."
-        )
+    check_integer(microbatch, "ragged_dot", name="microbatch")
     return positions, jnp.asarray(microbatch).astype(jnp.uint32) * jnp.uint32(m)

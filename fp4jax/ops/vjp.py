@@ -9,18 +9,12 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from fp4jax.numerics.groups import Groups
+from fp4jax.ops.arguments import check_drawn
 from fp4jax.ops.gemms import Amaxes, Gemms
 from fp4jax.ops.grouped_gemms import GroupedGemms
 from fp4jax.ops.held import AMAX, sample
 from fp4jax.ops.noise import Noise
 from fp4jax.ops.residuals import PackedOperand, PackedWeight
-
-NO_KEY = (
-    "{}: key must be a PRNG key {} a recipe that draws random numbers, got "
-    "key=None. Pass key=..., a new one at every step; in a Flax NNX model call "
-    "fp4jax.nnx.set_step(model, step) inside the training step, to a Linen model give "
-    "rngs={{'quant': key}}, which its nn.scan and nn.vmap split."
-)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -37,8 +31,7 @@ def fp4_dot(
 
 def _fp4_dot_fwd(gemms: Gemms, lhs, rhs, noise, held, step, packed, packed_w, groups):
     gemms = _with_groups(gemms, groups)
-    if noise.key is None and gemms.recipe.draws():
-        raise ValueError(NO_KEY.format(gemms.caller, "to differentiate"))
+    check_drawn(gemms.recipe, noise.key, gemms.caller, why="to differentiate")
     lhs, rhs = _first_order_only(lhs), _first_order_only(rhs)
     amaxes = _amaxes(gemms, lhs, rhs, held, step, packed_w)
     prepared = gemms.prepared(lhs, _fprop_w(rhs, packed_w), noise)

@@ -125,6 +125,8 @@ def test_a_packed_x_that_draws_knows_its_part():
     half = jax.lax.slice_in_dim(whole, M // 2, M, axis=axis)  # two codes a byte
     np.testing.assert_array_equal(second, half)
     assert (first != half).any()
+    with pytest.raises(ValueError, match="pack_x: the tokens of a microbatch must be"):
+        pack_x(X[:7], recipe=recipe, key=KEY, microbatch=1)
 
 
 @pytest.mark.parametrize(
