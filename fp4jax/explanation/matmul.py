@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fp4jax.numerics import Fresh, Held, MSEden, Quantizer, Site, Stochastic
+from fp4jax.numerics.sites import OPERANDS
 from fp4jax.ops import fp8
 from fp4jax.recipes import Recipe, to_json
 
@@ -82,7 +83,7 @@ class Matmul:
         return self._operand(gemm, first), self._operand(gemm, second)
 
     def _operand(self, gemm: str, site: Site) -> str:
-        name = ("x", "w", "dy")[site.operand]
+        name = OPERANDS[site.operand]
         if self.recipe is None:
             return f"{name}: as it is"
         quantizer = self.recipe.sites[site]
@@ -105,7 +106,7 @@ class Matmul:
         for gemm, sites in GEMMS.items():
             size, padded = self.contraction(gemm)
             operands = {
-                ("x", "w", "dy")[site.operand]: to_json(recipe and recipe.sites[site])
+                OPERANDS[site.operand]: to_json(recipe and recipe.sites[site])
                 for site in sites
             }
             gemms[gemm] = {"contraction": size, "padded": padded, "operands": operands}

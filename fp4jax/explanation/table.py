@@ -10,7 +10,6 @@ import rich.table
 
 from fp4jax.explanation.matmul import GEMMS, MEANINGS, Matmul
 
-_WEIGHT = 1  # among the operands x, w and dy of a site
 _OF_A_CALL = (
     "fresh, held: the amax of x and of dy is taken per microbatch, of the rows of one "
     "call, not of the whole batch."
@@ -43,7 +42,7 @@ class Explanation:
             quantizer
             for recipe in recipes
             for site, quantizer in recipe.sites.items()
-            if site.operand != _WEIGHT
+            if not site.is_w
         ]
         takes_amax = any(q is not None and q.tensor_scale for q in quantizers)
         return (_OF_A_CALL,) if takes_amax else ()

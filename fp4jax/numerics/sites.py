@@ -2,6 +2,8 @@
 
 import enum
 
+OPERANDS = ("x", "w", "dy")  # of a layer
+
 
 class Site(enum.IntEnum):
     """An operand of one of the three GEMMs: y = x w, dx = dy w^T, dw = x^T dy.
@@ -29,5 +31,15 @@ class Site(enum.IntEnum):
 
     @property
     def operand(self) -> int:
-        """Which of the layer's operands x, w, dy it quantizes: 0, 1 or 2."""
+        """Which of `OPERANDS` it quantizes: 0, 1 or 2."""
         return (0, 1, 2, 1, 0, 2)[self]
+
+    @property
+    def is_w(self) -> bool:
+        """Whether it quantizes the weight, which has no tokens."""
+        return self in (Site.FPROP_W, Site.DGRAD_W)
+
+    @property
+    def is_wgrad(self) -> bool:
+        """Whether its GEMM is wgrad, which contracts the tokens."""
+        return self in (Site.WGRAD_X, Site.WGRAD_DY)

@@ -140,7 +140,7 @@ class EncodedGemms(Gemms):
         """Returns a matrix in square blocks."""
         quantizer, drawn = self.recipe.sites[site], None
         assert quantizer is not None
-        if site.operand == 1 and self._has_codes(x):
+        if site.is_w and self._has_codes(x):
             is_packed = isinstance(x, PackedOperand)
             w = (
                 unpack_operand(x)

@@ -203,11 +203,11 @@ class Gemms:
 
     def _outputs(self, site: Site) -> tuple[Output, ...]:
         """Returns what a product reads of an operand."""
-        compute, is_w = self.recipe.compute, site.operand == 1
+        compute = self.recipe.compute
         emulated = compute == "bf16" or (
             compute == "fp8" and not fp8.takes(self.recipe.sites[site])
         )
-        is_gathered = self.gather is not None and is_w
+        is_gathered = self.gather is not None and site.is_w
         return MULTIPLIED if emulated and not is_gathered else STORED
 
     def _groups(self, site: Site) -> Groups | None:
@@ -292,7 +292,7 @@ class Gemms:
 
     def _gathered(self, operand: Operand) -> Operand:
         """Returns the operand, of w brought together as codes."""
-        if self.gather is None or operand.site not in (Site.FPROP_W, Site.DGRAD_W):
+        if self.gather is None or not operand.site.is_w:
             return operand
         if (quantizer := self.recipe.sites[operand.site]) is not None:
             return self.gather.operand(operand, quantizer)

@@ -14,8 +14,6 @@ from fp4jax.ops.gemms import Gemms
 from fp4jax.ops.operands import Operand
 from fp4jax.recipes import Recipe
 
-_WGRAD = (Site.WGRAD_X, Site.WGRAD_DY)
-
 
 @dataclasses.dataclass(frozen=True)
 class GroupedGemms(Gemms):
@@ -46,7 +44,7 @@ class GroupedGemms(Gemms):
         return e, None, k, n
 
     def _groups(self, site: Site) -> Groups | None:
-        return Groups(None, self.rhs.shape[0]) if site.operand == 1 else self.groups
+        return Groups(None, self.rhs.shape[0]) if site.is_w else self.groups
 
     def _emulate(
         self,
@@ -61,7 +59,7 @@ class GroupedGemms(Gemms):
         assert self.groups is not None
         x, y = self._arrays(a, b)
         how = {"factors": factors, "precision": self._precision, "dtype": dtype}
-        if a.site in _WGRAD:
+        if a.site.is_wgrad:
             return grouped_matmul.weights(x, y, self.groups, **how)
         return grouped_matmul.rows(x, y, self.groups, axis=b.axis, **how)
 
@@ -72,4 +70,4 @@ class GroupedGemms(Gemms):
         if scale.ndim == 0:
             return jnp.broadcast_to(scale, (groups.count,))
         scale = scale.reshape(-1)
-        return scale if operand.site.operand == 1 else groups.collect(scale)
+        return scale if operand.site.is_w else groups.collect(scale)

@@ -15,7 +15,7 @@ from fp4jax.numerics import Site
 from fp4jax.ops.arguments import check_integer
 from fp4jax.recipes import Recipe
 
-_WGRAD = (Site.WGRAD_X, Site.WGRAD_DY)
+_OF_TOKENS = tuple(site for site in Site if not site.is_w)
 
 
 class Noise(NamedTuple):
@@ -40,20 +40,19 @@ class Noise(NamedTuple):
 
     def start(self, site: Site) -> tuple[jax.Array, jax.Array] | None:
         """Returns row and column, in [free, contraction], where an operand begins."""
-        if self.first_token is None or site.operand == 1:
+        if self.first_token is None or site.is_w:
             return None
         start = self.first_token, jnp.uint32(0)
-        return start[::-1] if site in _WGRAD else start
+        return start[::-1] if site.is_wgrad else start
 
     def tokens(self, site: Site) -> jax.Array | None:
         """Returns the positions of the tokens of an operand that has any."""
-        return None if site.operand == 1 else self.positions
+        return None if site.is_w else self.positions
 
 
 def token_multiple(recipe: Recipe) -> int:
     """Returns of how many tokens whole blocks and rotations of every operand are."""
-    sites = [site for site in Site if site.operand != 1]
-    return math.lcm(*(_token_multiple(recipe, site) for site in sites))
+    return math.lcm(*(_token_multiple(recipe, site) for site in _OF_TOKENS))
 
 
 def check_microbatch(
@@ -71,7 +70,7 @@ def check_microbatch(
     if microbatch is None:
         return
     check_integer(microbatch, caller, name="microbatch")
-    if batch and recipe.draws(*(site for site in Site if site.operand != 1)):
+    if batch and recipe.draws(*_OF_TOKENS):
         raise ValueError(
             f"{caller}: microbatch must be None where a recipe draws and there are "
             f"batch dimensions, got {batch} of them: whether these or the free ones "
@@ -88,6 +87,6 @@ def check_microbatch(
 
 def _token_multiple(recipe: Recipe, site: Site) -> int:
     quantizer = recipe.sites[site]
-    if quantizer is None or not (site in _WGRAD or quantizer.is_square):
+    if quantizer is None or not (site.is_wgrad or quantizer.is_square):
         return 1
     return quantizer.multiple

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Literal, get_args
 
 from fp4jax.numerics import Fresh, Held, Quantizer, Site
+from fp4jax.numerics.sites import OPERANDS
 
 Compute = Literal["bf16", "f32", "fp8", "native"]
 Residuals = Literal["operands", "packed"]
@@ -152,7 +153,7 @@ class Recipe:
             )
 
     def _check_held(self) -> None:
-        for name, periods in zip(("x", "w", "dy"), self._periods(), strict=True):
+        for name, periods in zip(OPERANDS, self._periods(), strict=True):
             if len(periods) > 1:
                 raise ValueError(
                     f"Recipe: {name} has one held amax, so that all its sites must "

@@ -95,7 +95,7 @@ def _divided(
     for site, quantizer in layer.gemm.recipe.sites.items():
         if quantizer is None:
             continue
-        layout = P(*(spec if site.operand == 1 else used)(*axes)[-2:])
+        layout = P(*(spec if site.is_w else used)(*axes)[-2:])
         part = NamedSharding(mesh, layout).shard_shape(shape)
         of_axes = zip("kn", part, shape, strict=True)
         sizes = {axis: size for axis, size, whole in of_axes if size < whole}

@@ -1,6 +1,7 @@
 """The numbers that name streams of random bits."""
 
 from fp4jax.numerics import Site
+from fp4jax.numerics.sites import OPERANDS
 
 
 def test_numbers_are_fixed_for_good():
@@ -18,3 +19,11 @@ def test_no_stream_serves_two_purposes():
     rounding = {site.rounding_stream for site in Site}
     assert len(rounding) == len(Site)
     assert not rounding & {site.signs_stream for site in Site}
+
+
+def test_a_site_knows_its_operand_and_its_gemm():
+    for site in Site:
+        gemm, operand = site.name.lower().split("_")
+        assert OPERANDS[site.operand] == operand
+        assert site.is_w == (operand == "w")
+        assert site.is_wgrad == (gemm == "wgrad")
