@@ -30,12 +30,12 @@ def without_mosaic() -> str | None:
     """Returns why Pallas Mosaic GPU kernels cannot run here, or None."""
     if (why := too_old()) is not None:
         return why
-    return _too_small(_MOSAIC_CAPABILITY)
+    return too_small(_MOSAIC_CAPABILITY)
 
 
 def without_triton() -> str | None:
     """Returns why Triton kernels cannot run here, or None."""
-    if (why := _too_small(_TRITON_CAPABILITY)) is not None:
+    if (why := too_small(_TRITON_CAPABILITY)) is not None:
         return why
     try:
         importlib.import_module("jax_triton")
@@ -46,7 +46,7 @@ def without_triton() -> str | None:
 
 def without_wgmma() -> str | None:
     """Returns why kernels cannot multiply as Hopper GPUs do here, or None."""
-    if (why := without_mosaic()) is not None or _capability() == _MOSAIC_CAPABILITY:
+    if (why := without_mosaic()) is not None or capability() == _MOSAIC_CAPABILITY:
         return why
     return f"the device must be a Hopper GPU, got {default().device_kind!r}"
 
@@ -66,18 +66,18 @@ def too_old() -> str | None:
     return None
 
 
-def _capability() -> int:
-    """Returns the compute capability of the default device, 0 of what is no GPU."""
+def capability() -> int:
+    """Returns the compute capability of the default device, 0 of no NVIDIA GPU."""
     device = default()
     major = str(getattr(device, "compute_capability", None)).partition(".")[0]
     return int(major) if device.platform == "gpu" and major.isdecimal() else 0
 
 
-def _too_small(capability: int) -> str | None:
+def too_small(least: int) -> str | None:
     """Returns why the default device is no GPU of a capability or later, or None."""
-    if _capability() >= capability:
+    if capability() >= least:
         return None
     return (
         "the device must be an NVIDIA GPU of compute capability "
-        f"{capability}.0 or later, got {default().device_kind!r}"
+        f"{least}.0 or later, got {default().device_kind!r}"
     )

@@ -53,18 +53,11 @@ def without_cudnn(
       length: tokens of a row.
       head_dim: size of a head.
     """
-    device = devices.default()
-    found = str(getattr(device, "compute_capability", "")).partition(".")[0]
-    # Of AMD's GPUs it is no number.
-    capability = int(found) if device.platform == "gpu" and found.isdecimal() else 0
-    if capability < _CAPABILITY:
-        return (
-            "the device must be an NVIDIA GPU of compute capability "
-            f"{_CAPABILITY}.0 or later, got {device.device_kind!r}"
-        )
+    if (why := devices.too_small(_CAPABILITY)) is not None:
+        return why
     if dtype not in (jnp.bfloat16, jnp.float16):
         return f"queries must be bfloat16 or float16, got {jnp.dtype(dtype)}"
-    largest = _LARGEST_HEADS[capability >= _HOPPER]
+    largest = _LARGEST_HEADS[devices.capability() >= _HOPPER]
     if head_dim % 8 or head_dim > largest:
         return f"head_dim must be a multiple of 8 and at most {largest}, got {head_dim}"
     if length % 2:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from fp4jax.kernels import devices
 from fp4jax.numerics import E2M1, E4M3, E8M0, Quantizer
 from fp4jax.numerics.blockwise import Blocks
 from fp4jax.ops.dims import flatten
@@ -25,15 +26,10 @@ _SCALES = {E4M3: (jnp.float8_e4m3fn, 16), E8M0: (jnp.float8_e8m0fnu, 32)}
 
 def check_device() -> None:
     """Raises NotImplementedError unless the default device has FP4 tensor cores."""
-    device = jax.local_devices()[0]
-    capability = str(getattr(device, "compute_capability", None))
-    major = capability.partition(".")[0]
-    if not major.isdecimal() or int(major) < _CAPABILITY:
+    if (why := devices.too_small(_CAPABILITY)) is not None:
         raise NotImplementedError(
-            "dot_general: compute='native' must run on a GPU of compute capability "
-            f"{_CAPABILITY}.0 or above, got device={device.device_kind!r} (capability "
-            f"{capability}). Use compute='bf16': the same values up to the order of "
-            "sums."
+            f"dot_general: compute='native' cannot run: {why}. Use compute='bf16': the "
+            "same values up to the order of sums."
         )
 
 
