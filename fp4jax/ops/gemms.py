@@ -12,7 +12,7 @@ from jax.sharding import AxisType
 
 from fp4jax.kernels.quantize import Output
 from fp4jax.kernels.sums import float32_sums, in_turn
-from fp4jax.numerics import Site, blocks
+from fp4jax.numerics import Quantizer, Site, blocks
 from fp4jax.numerics.groups import Groups
 from fp4jax.ops import fp8, native, packed
 from fp4jax.ops.dims import flatten
@@ -335,18 +335,22 @@ class Gemms:
         return is_plain and COMPUTE[self.recipe.compute] == jnp.bfloat16
 
     def _multiply_in_fp8(self, a: Operand, b: Operand, out_sharding) -> jax.Array:
-        quantizers = self.recipe.sites[a.site], self.recipe.sites[b.site]
-        assert quantizers[0] is not None and quantizers[1] is not None
         return fp8.matmul(
             a,
             b,
-            quantizers=(quantizers[0], quantizers[1]),
+            quantizers=(self._quantizer(a), self._quantizer(b)),
             batch=self.batch,
             out_sharding=out_sharding,
             otherwise=lambda: self._emulate(
                 a, b, out_sharding=out_sharding, dtype=jnp.float32
             ),
         )
+
+    def _quantizer(self, operand: Operand) -> Quantizer:
+        """Returns what made an operand of blocks."""
+        quantizer = self.recipe.sites[operand.site]
+        assert quantizer is not None
+        return quantizer
 
     def _arrays(self, a: Operand, b: Operand) -> tuple[jax.Array, jax.Array]:
         """Returns the arrays of two operands, of one size where they are contracted."""
@@ -365,14 +369,10 @@ class Gemms:
         return self.precision
 
     def _multiply_natively(self, a: Operand, b: Operand) -> jax.Array:
-        quantizers = self.recipe.sites[a.site], self.recipe.sites[b.site]
-        assert quantizers[0] is not None and quantizers[1] is not None
-        a_blocks, b_blocks = a.decoded(), b.decoded()
         y = native.matmul(
-            a_blocks,
-            b_blocks,
-            quantizers=(quantizers[0], quantizers[1]),
-            axes=(a_blocks.axis, b_blocks.axis),
+            a.decoded(),
+            b.decoded(),
+            quantizers=(self._quantizer(a), self._quantizer(b)),
             batch=self.batch,
         )
         return y.reshape(*a.free, *b.free[self.batch :])

@@ -58,16 +58,14 @@ def matmul(
     b: Blocks,
     *,
     quantizers: tuple[Quantizer, Quantizer],
-    axes: tuple[int, int],
     batch: int = 0,
 ) -> jax.Array:
     """Multiplies two quantized arrays in FP4, float32 sums.
 
     Args:
-      a: [*batch, ...] with contraction axis `axes[0]`.
-      b: [*batch, ...] with contraction axis `axes[1]`, padded to the size of `a`.
+      a: [*batch, ...].
+      b: [*batch, ...], its contraction axis padded to the size of that of `a`.
       quantizers: what made `a` and `b`.
-      axes: the contraction axes.
       batch: how many leading dimensions are batch dimensions.
 
     Returns:
@@ -79,20 +77,19 @@ def matmul(
     """
     check_quantizers(*quantizers)
     dtype, _ = _SCALES[quantizers[0].scale.format]
-    a_rows, b_rows = (
-        _rows(x, axis, batch, dtype) for x, axis in zip((a, b), axes, strict=True)
-    )
-    y = _scaled_matmul(*a_rows, *b_rows)
+    y = _scaled_matmul(*_rows(a, batch, dtype), *_rows(b, batch, dtype))
     free = [
-        [n for i, n in enumerate(x.tiling.shape) if i >= batch and i != axis]
-        for x, axis in zip((a, b), axes, strict=True)
+        [n for i, n in enumerate(x.tiling.shape) if i >= batch and i != x.axis]
+        for x in (a, b)
     ]
     return y.reshape(*a.tiling.shape[:batch], *free[0], *free[1])
 
 
-def _rows(x: Blocks, axis: int, batch: int, dtype: jax.typing.DTypeLike):
+def _rows(
+    x: Blocks, batch: int, dtype: jax.typing.DTypeLike
+) -> tuple[jax.Array, jax.Array]:
     """Returns codes [batch, free, k] and scales [batch, free, k / block]."""
-    tiling = x.tiling
+    tiling, axis = x.tiling, x.axis
     scales = lax.squeeze(x.scale, tiling.inside)
     for other, size in tiling.sizes.items():
         if other != axis:  # of squares, whose scale stands for several rows

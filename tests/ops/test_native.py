@@ -70,7 +70,7 @@ def both(a, b, quantizers, axes, batch=0):
         )
         for x, q, axis in zip((a, b), quantizers, axes, strict=True)
     ]
-    y = native.matmul(*parts, quantizers=quantizers, axes=tuple(axes), batch=batch)
+    y = native.matmul(*parts, quantizers=quantizers, batch=batch)
     emulated = (
         jnp.moveaxis(part.operand(jnp.float32), axis, -1)
         for part, axis in zip(parts, axes, strict=True)
