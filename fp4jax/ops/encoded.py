@@ -14,7 +14,8 @@ comes together from several devices as codes of 4 bits, is kept as that.
 import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,8 @@ from fp4jax.ops.operands import STORED
 from fp4jax.ops.residuals import PackedOperand, PackedWeight, unpack_operand
 from fp4jax.ops.squares import Squares, encode
 from fp4jax.recipes import Recipe
+
+T = TypeVar("T")
 
 
 class Encoded(NamedTuple):
@@ -99,7 +102,7 @@ class EncodedGemms(Gemms):
             (
                 lambda: fp8.multiply(a, b, sums).astype(self.dtype),
                 lambda: fp8.contract(a, b, sums).astype(self.dtype),
-                lambda: self._emulated(lhs, rhs, "forward", noise, amaxes),
+                lambda: self._emulated(lhs, rhs, Gemms.forward, noise, amaxes),
             ),
         )
         return y.reshape(*self.lhs.shape[:-1], *self.rhs.shape[1:])
@@ -127,7 +130,7 @@ class EncodedGemms(Gemms):
         dlhs, drhs = lax.cond(
             functools.reduce(jnp.logical_and, (x.fits for x in of_dlhs + of_drhs)),
             in_fp8,
-            lambda: self._emulated(lhs, rhs, "backward", g, noise, amaxes),
+            lambda: self._emulated(lhs, rhs, Gemms.backward, g, noise, amaxes),
         )
         dlhs, drhs = dlhs.reshape(self.lhs.shape), drhs.reshape(self.rhs.shape)
         return dlhs, drhs if self.gather is None else self.gather.store(drhs)
@@ -164,7 +167,9 @@ class EncodedGemms(Gemms):
         mesh = jax.sharding.get_abstract_mesh()
         return dtype if is_whole(mesh) else jnp.float32
 
-    def _emulated(self, lhs: Encoded, rhs: Encoded, method: str, *args: Any) -> Any:
+    def _emulated(
+        self, lhs: Encoded, rhs: Encoded, method: Callable[..., T], *args: Any
+    ) -> T:
         """Calls a method of the GEMMs of the same matrices in bfloat16.
 
         What hardly ever runs is quantized by XLA, of which programs are made sooner.
@@ -175,7 +180,7 @@ class EncodedGemms(Gemms):
             if not isinstance(x, PackedOperand):
                 fields[name] = jax.typeof(x)
         with KERNELS(dataclasses.replace(chosen(), quantize=XLA)):
-            return getattr(Gemms(**fields), method)(lhs.array, rhs.array, *args)
+            return method(Gemms(**fields), lhs.array, rhs.array, *args)
 
 
 def where_it_can(gemms: Gemms, packed_w: PackedWeight | None = None) -> Gemms:

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -61,8 +61,14 @@ class OfArray:
 
     def encode(self, powers: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Calls the kernel."""
-        how: dict[str, Any] = {"axis": self.axis, "noise": self.noise}
-        return kernels.encode(self.backend, self.array, self.quantizer, powers, **how)
+        return kernels.encode(
+            self.backend,
+            self.array,
+            self.quantizer,
+            powers,
+            axis=self.axis,
+            noise=self.noise,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
