@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fp4jax.numerics import blocks, exact
+from fp4jax.numerics import blocks, exact, manual
 
 
 @jax.tree_util.register_dataclass
@@ -42,10 +42,8 @@ class Groups:
 
         0 of a group without entries, NaN where any element is.
         """
-        amax = self.collect(blocks.amax(x, tuple(range(1, x.ndim))).reshape(-1))
-        if not self.axes:
-            return amax
-        return exact.float_of(lax.pmax(exact.bits_of(amax), self.axes))
+        amax = blocks.amax(x, tuple(range(1, x.ndim))).reshape(-1)
+        return manual.pmax(self.collect(amax), self.axes)
 
     def collect(self, values: jax.Array) -> jax.Array:
         """Returns the largest of the entries here of each group, [e] of [t].

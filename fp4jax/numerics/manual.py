@@ -1,5 +1,6 @@
 """Inside of `jax.shard_map`: along which mesh axes an array differs, by its type."""
 
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -27,12 +28,16 @@ def varying_as(arrays: Any, *others: Any) -> Any:
     return jax.tree.map(as_all, arrays)
 
 
-def amax_as(amax: jax.Array, held: jax.Array) -> jax.Array:
-    """Returns the largest along mesh axes along which amaxes differ and `held` not.
+def pmax(magnitudes: jax.Array, axes: Collection[str]) -> jax.Array:
+    """Returns the largest of float32 magnitudes along mesh axes, which may be none.
 
-    Of float32 magnitudes, compared as integers: NaN is above all others.
+    Compared as integers: NaN is above all others.
     """
-    axes = jax.typeof(amax).mat.varying - jax.typeof(held).mat.varying
     if not axes:
-        return amax
-    return exact.float_of(lax.pmax(exact.bits_of(amax), tuple(sorted(axes))))
+        return magnitudes
+    return exact.float_of(lax.pmax(exact.bits_of(magnitudes), tuple(sorted(axes))))
+
+
+def amax_as(amax: jax.Array, held: jax.Array) -> jax.Array:
+    """Returns the largest along mesh axes along which amaxes differ and `held` not."""
+    return pmax(amax, jax.typeof(amax).mat.varying - jax.typeof(held).mat.varying)

@@ -18,7 +18,7 @@ from fp4jax.kernels.partition import Spread
 from fp4jax.kernels.quantize.backends import Backend
 from fp4jax.kernels.quantize.outputs import Output
 from fp4jax.kernels.quantize.way import Inputs, Start, Way
-from fp4jax.numerics import blocks, exact
+from fp4jax.numerics import blocks, manual
 from fp4jax.numerics.packing import fits_half_a_byte
 
 
@@ -126,8 +126,8 @@ def of_all(call: Call, x: jax.Array, inputs: Inputs, spread: Spread) -> Inputs:
         key = jax.random.wrap_key_data(key, impl="threefry2x32")
     if call.reads_all(inputs):
         amax = call.backend.amax(_padded(call, x, x), call, key, call.entries)
-        if names := tuple(name for axis in spread[call.entries :] for name in axis):
-            amax = exact.float_of(lax.pmax(exact.bits_of(amax), names))
+        names = [name for axis in spread[call.entries :] for name in axis]
+        amax = manual.pmax(amax, names)
     return dataclasses.replace(inputs, key=key, amax=amax)
 
 
