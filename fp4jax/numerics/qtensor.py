@@ -31,7 +31,7 @@ class QTensor:
       axis: the contraction axis.
       other: the second blocked axis of square blocks, or None.
       shape: of the array.
-      dtype: Of the array.
+      dtype: of the array.
     """
 
     codes: jax.Array
@@ -226,9 +226,14 @@ def _straight_through_jvp(primals, tangents):
     return _straight_through(*primals), tangents[0]
 
 
-def _blocks(q: QTensor) -> Blocks:
+def tiling_of(q: QTensor) -> Tiling:
+    """Returns how the codes of a quantized tensor are split into blocks."""
     axes = (q.axis,) if q.other is None else (q.axis, q.other)
-    tiling = Tiling(q.codes.shape, dict.fromkeys(axes, q.quantizer.block_size))
+    return Tiling(q.codes.shape, dict.fromkeys(axes, q.quantizer.block_size))
+
+
+def _blocks(q: QTensor) -> Blocks:
+    tiling = tiling_of(q)
     return Blocks(
         values=tiling.split(formats.decode(q.codes, q.quantizer.grid)),
         scale=lax.expand_dims(q.scales, tiling.inside),

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 
 from fp4jax.numerics import blocks
-from fp4jax.numerics.qtensor import QTensor
+from fp4jax.numerics.qtensor import QTensor, tiling_of
 from fp4jax.numerics.stats.error import ratio
-from fp4jax.numerics.stats.split import checked_rotated, filled, magnitudes, tiling
+from fp4jax.numerics.stats.split import checked_rotated, filled, magnitudes
 
 
 def crest_factor(x: jax.Array, q: QTensor) -> jax.Array:
@@ -33,7 +33,7 @@ def crest_factor(x: jax.Array, q: QTensor) -> jax.Array:
       >>> crest_factor(x, quantize(x, Quantizer(UNIFORM, block=2))).tolist()
       [1.0, 1.4142135381698608]
     """
-    x, inside = magnitudes(x, q, caller="crest_factor"), tiling(q).inside
+    x, inside = magnitudes(x, q, caller="crest_factor"), tiling_of(q).inside
     x = ratio(x, blocks.amax(x, inside), empty=0)  # so that no square overflows
     weight = filled(q)
     mean = ratio(jnp.sum(x**2 * weight, inside), jnp.sum(weight, inside), empty=0)

@@ -14,9 +14,9 @@ import numpy as np
 from jax import lax
 
 from fp4jax.numerics import formats
-from fp4jax.numerics.qtensor import QTensor
+from fp4jax.numerics.qtensor import QTensor, tiling_of
 from fp4jax.numerics.stats.error import ratio
-from fp4jax.numerics.stats.split import filled, magnitudes, tiling
+from fp4jax.numerics.stats.split import filled, magnitudes
 
 # A float32 product misses g_max by less than this; whatever goes beyond, saturates.
 _SLACK = 1 + 2.0**-16
@@ -227,7 +227,7 @@ def scale_saturation_rate(x: jax.Array, q: QTensor) -> jax.Array:
       ValueError: an array that `q` was not made of.
     """
     t = _scaled(x, q, caller="scale_saturation_rate")
-    beyond = jnp.max(t, tiling(q).inside) > q.quantizer.grid.max * _SLACK
+    beyond = jnp.max(t, tiling_of(q).inside) > q.quantizer.grid.max * _SLACK
     spec = q.quantizer.scale
     clamped = (q.scales >= spec.format.max) & spec.rounds_mantissa
     return _mean(clamped & beyond, _block_weight(q))
@@ -259,7 +259,7 @@ def scale_underflow_rate(x: jax.Array, q: QTensor) -> jax.Array:
       >>> scale_underflow_rate(x, q).item()
       0.5
     """
-    inside = tiling(q).inside
+    inside = tiling_of(q).inside
     top = jnp.max(_scaled(x, q, caller="scale_underflow_rate"), inside)
     lost = (q.scales == 0) | (top < q.quantizer.grid.max / 4)
     nonzero = jnp.max(magnitudes(x, q, caller="scale_underflow_rate"), inside) > 0
@@ -278,7 +278,7 @@ def _scaled(x: jax.Array, q: QTensor, *, caller: str) -> jax.Array:
 def _magnitude_codes(q: QTensor) -> jax.Array:
     """Returns the codes without their signs, split into blocks."""
     mask = jnp.uint8((1 << q.quantizer.grid.magnitude_bits) - 1)
-    return tiling(q).split(q.codes & mask)
+    return tiling_of(q).split(q.codes & mask)
 
 
 def _rounded(q: QTensor) -> jax.Array:
@@ -295,7 +295,7 @@ def _by_code(q: QTensor, statistic: Callable[[jax.Array], jax.Array]) -> jax.Arr
 
 
 def _block_scale(q: QTensor) -> jax.Array:
-    return lax.expand_dims(q.scales, tiling(q).inside)
+    return lax.expand_dims(q.scales, tiling_of(q).inside)
 
 
 def _weight(q: QTensor) -> jax.Array:
@@ -305,7 +305,7 @@ def _weight(q: QTensor) -> jax.Array:
 
 def _block_weight(q: QTensor) -> jax.Array:
     """Returns 1 for a block with an element, 0 without, NaN for one that is NaN."""
-    holds = jnp.max(filled(q), tiling(q).inside)
+    holds = jnp.max(filled(q), tiling_of(q).inside)
     return jnp.where(jnp.isnan(q.scales), jnp.nan, holds)
 
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fp4jax.numerics import blocks, hadamard
-from fp4jax.numerics.qtensor import QTensor
+from fp4jax.numerics.qtensor import QTensor, tiling_of
 
 
 def checked_rotated(x: jax.Array, q: QTensor, *, caller: str) -> jax.Array:
@@ -23,13 +23,7 @@ def checked_rotated(x: jax.Array, q: QTensor, *, caller: str) -> jax.Array:
 def magnitudes(x: jax.Array, q: QTensor, *, caller: str) -> jax.Array:
     """Returns |H(x)| in float32, split into blocks."""
     x = jnp.abs(checked_rotated(x, q, caller=caller).astype(jnp.float32))
-    return tiling(q).split(x)
-
-
-def tiling(q: QTensor) -> blocks.Tiling:
-    """Returns the blocks of a quantized tensor."""
-    axes = (q.axis,) if q.other is None else (q.axis, q.other)
-    return blocks.Tiling(q.codes.shape, dict.fromkeys(axes, q.quantizer.block_size))
+    return tiling_of(q).split(x)
 
 
 def filled(q: QTensor) -> jax.Array:
@@ -40,4 +34,4 @@ def filled(q: QTensor) -> jax.Array:
     run = 1 if q.quantizer.rotation is None else q.quantizer.rotation.size
     size = q.shape[q.axis] + -q.shape[q.axis] % run
     position = lax.broadcasted_iota(jnp.int32, q.codes.shape, q.axis)
-    return tiling(q).split((position < size).astype(jnp.float32))
+    return tiling_of(q).split((position < size).astype(jnp.float32))
