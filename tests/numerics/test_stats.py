@@ -418,6 +418,9 @@ def test_errors_name_the_argument():
     x = cases.normal((2, 8))
     with pytest.raises(ValueError, match=r"qsnr: x and x_dq must have the same shape"):
         stats.qsnr(x, x[:1])
+    w = jnp.ones((8, 4))
+    with pytest.raises(ValueError, match="gemm_shrinkage: w and w_dq must have the"):
+        stats.gemm_shrinkage(jnp.ones((2, 8)), w, jnp.ones((2, 8)), w[:, :3])
     with pytest.raises(ValueError, match=r"bias: x must be .*shape=\(2, 8\), got"):
         stats.bias(x.T, fp4jax.quantize(x, E2M1_ROW))
     with pytest.raises(ValueError, match="transpose_mismatch: w must be a matrix"):

@@ -154,7 +154,7 @@ def gemm_shrinkage(
       0.25
     """
     x, x_dq = _normalized(x, x_dq, caller="gemm_shrinkage")
-    w, w_dq = _normalized(w, w_dq, caller="gemm_shrinkage")
+    w, w_dq = _normalized(w, w_dq, caller="gemm_shrinkage", name="w")
     product, product_dq = (
         jnp.matmul(a, b, precision=lax.Precision.HIGHEST)
         for a, b in ((x, w), (x_dq, w_dq))
@@ -211,14 +211,14 @@ def _nmse(x: jax.Array, x_dq: jax.Array, *, caller: str) -> jax.Array:
 
 
 def _normalized(
-    x: jax.Array, x_dq: jax.Array, *, caller: str
+    x: jax.Array, x_dq: jax.Array, *, caller: str, name: str = "x"
 ) -> tuple[jax.Array, jax.Array]:
     """Returns both arrays in float32, divided by one power of two near their amax."""
     x, x_dq = jnp.asarray(x), jnp.asarray(x_dq)
     if x.shape != x_dq.shape:
         raise ValueError(
-            f"{caller}: x and x_dq must have the same shape, got shapes {x.shape} and "
-            f"{x_dq.shape}."
+            f"{caller}: {name} and {name}_dq must have the same shape, got shapes "
+            f"{x.shape} and {x_dq.shape}."
         )
     x, x_dq = x.astype(jnp.float32), x_dq.astype(jnp.float32)
     power = exact.floor_pow2(jnp.maximum(blocks.amax(x), blocks.amax(x_dq)))

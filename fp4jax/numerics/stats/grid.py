@@ -70,12 +70,26 @@ def grid_use(q: QTensor) -> jax.Array:
 
 
 def zero_rate(q: QTensor) -> jax.Array:
-    """Returns the share of elements that were rounded to zero; float32 scalar."""
+    """Returns the share of elements that were rounded to zero.
+
+    Args:
+      q: a quantized tensor.
+
+    Returns:
+      Float32 scalar; NaN where a scale is.
+    """
     return _mean(_magnitude_codes(q) == 0, _weight(q))
 
 
 def top_rate(q: QTensor) -> jax.Array:
-    """Returns the share of elements at the grid's largest magnitude; float32 scalar."""
+    """Returns the share of elements at the grid's largest magnitude.
+
+    Args:
+      q: a quantized tensor.
+
+    Returns:
+      Float32 scalar; NaN where a scale is.
+    """
     top = len(q.quantizer.grid.magnitudes) - 1
     return _mean(_magnitude_codes(q) == top, _weight(q))
 
@@ -299,7 +313,7 @@ def _block_scale(q: QTensor) -> jax.Array:
 
 
 def _weight(q: QTensor) -> jax.Array:
-    """Returns `_filled`, but NaN throughout a block that is."""
+    """Returns `filled`, but NaN throughout a block that is."""
     return jnp.where(jnp.isnan(_block_scale(q)), jnp.nan, filled(q))
 
 
