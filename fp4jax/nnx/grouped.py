@@ -55,7 +55,7 @@ class RaggedDot(Gemm):
         groups: jax.Array | Groups,
         *,
         positions: jax.Array | None = None,
-        num_positions: int = 0,
+        num_positions: int | None = None,
         packed: PackedOperand | None = None,
         precision: Any = None,
         preferred_element_type: Any = None,
@@ -67,10 +67,15 @@ class RaggedDot(Gemm):
           w: [e, k, n].
           groups: int32 [e] sizes of the groups of rows, or the groups of the tiles.
           positions: uint32 [m] or [t, a], as for `ragged_dot` and `grouped_dot`.
-          num_positions: of tiles, those of one microbatch.
+          num_positions: of tiles, those of one microbatch; needed where `set_step`
+            named one.
           packed: of tiles, from `pack_tokens`.
           precision: as for `lax.dot_general`.
           preferred_element_type: the dtype of the result.
+
+        Raises:
+          ValueError: `num_positions` or `packed` beside sizes; a microbatch of tiles
+            without `num_positions`; and as `fp4jax.ragged_dot`.
         """
         arguments = self._arguments()
         arguments |= {
@@ -79,17 +84,19 @@ class RaggedDot(Gemm):
             "preferred_element_type": preferred_element_type,
         }
         if not isinstance(groups, Groups):
+            if num_positions is not None or packed is not None:
+                raise ValueError(
+                    "RaggedDot: num_positions and packed must be None where groups are "
+                    "sizes, since they are of tiles. Leave them out, or pass tiles."
+                )
             return ragged_dot(x, w, groups, **arguments)
-        microbatch = arguments.pop("microbatch")
-        first = None if microbatch is None else microbatch * num_positions
-        packed_w = self._known(w)
         return grouped_dot(
             x,
             w,
             groups,
-            first_position=first,
+            first_position=_first(arguments.pop("microbatch"), num_positions),
             packed=packed,
-            packed_w=packed_w,
+            packed_w=self._known(w),
             **arguments,
         )
 
@@ -100,6 +107,18 @@ class RaggedDot(Gemm):
         arguments = self._arguments()
         names = ("recipe", "key", "held", "step")
         return pack_experts(w, **{name: arguments[name] for name in names})
+
+
+def _first(microbatch: jax.Array | None, size: int | None) -> jax.Array | None:
+    """Returns what is added to the positions of a microbatch of tiles."""
+    if microbatch is None:
+        return None
+    if size is None:
+        raise ValueError(
+            "RaggedDot: num_positions must be given for a microbatch of tiles, or all "
+            "would draw the same noise, got None. Pass the positions of one microbatch."
+        )
+    return microbatch * size
 
 
 class GroupedLinear(nnx.Module):

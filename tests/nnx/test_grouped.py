@@ -10,6 +10,7 @@ import fp4jax
 import fp4jax.nnx
 from fp4jax import recipes
 from fp4jax.numerics import Site
+from fp4jax.ops.tiles import Tiles, tile_rows
 
 SIZES = jnp.array([5, 0, 11])
 X = jax.random.normal(jax.random.key(1), (16, 32))
@@ -86,3 +87,18 @@ def test_weights_are_quantized_once(stack):
     assert {packed.fprop.site, packed.dgrad.site} == {Site.FPROP_W, Site.DGRAD_W}
     fp4jax.nnx.set_step(layer, 1)
     assert layer.ragged_dot.weight.get_value() is None
+
+
+def test_what_a_call_cannot_honor_raises():
+    layer, recipe = experts(recipes.mxfp8()), recipes.mxfp8()
+    with pytest.raises(ValueError, match="num_positions and packed must be None where"):
+        layer(X, SIZES, num_positions=20)
+    tiles = Tiles.of_sizes(SIZES, len(X), rows=tile_rows(recipe))
+    rows = tiles.lay_out(X)
+    fp4jax.nnx.set_step(layer, 0, microbatch=1)
+    with pytest.raises(
+        ValueError, match="num_positions must be given for a microbatch"
+    ):
+        layer(rows, tiles.groups)
+    y = tiles.rows_of(layer(rows, tiles.groups, num_positions=len(X)))
+    np.testing.assert_array_equal(y, layer(X, SIZES))
