@@ -102,7 +102,7 @@ class Xla(Backend):
         return _amax(rotated(x, way, key), entries)
 
 
-class Kernels(Backend):
+class GpuKernels(Backend):
     """Kernels for a GPU, of which XLA knows nothing."""
 
     is_opaque: ClassVar[bool] = True
@@ -121,7 +121,7 @@ class Kernels(Backend):
 
 
 @dataclasses.dataclass(frozen=True)
-class Mosaic(Kernels):
+class Mosaic(GpuKernels):
     """Kernels in Pallas Mosaic GPU.
 
     Attributes:
@@ -191,7 +191,7 @@ class Mosaic(Kernels):
 
 
 @dataclasses.dataclass(frozen=True)
-class Triton(Kernels):
+class Triton(GpuKernels):
     """Kernels in Triton, which take every shape.
 
     Attributes:
