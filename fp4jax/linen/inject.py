@@ -62,10 +62,7 @@ def quantize(module: nn.Module, policy: Policy | Recipe) -> nn.Module:
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"quantize: module must be a Linen module, got {module!r}.")
-    if isinstance(policy, Recipe):
-        policy = Policy(policy)
-    if not isinstance(policy, Policy):
-        raise TypeError(f"quantize: policy must be a Policy or Recipe, got {policy!r}.")
+    policy = Policy.of(policy, "quantize")
     base = getattr(type(module), "_quantizes", type(module))
     fields = (f.name for f in dataclasses.fields(module) if f.init)
     return _subclass(base, policy)(**{name: getattr(module, name) for name in fields})

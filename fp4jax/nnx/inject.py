@@ -156,12 +156,7 @@ def quantize_model(
       >>> [layer.path for layer in fp4jax.nnx.layers(attention)]
       ['key', 'out', 'query', 'value']
     """
-    if isinstance(policy, Recipe):
-        policy = Policy(policy)
-    if not isinstance(policy, Policy):
-        raise TypeError(
-            f"quantize_model: policy must be a Policy or a Recipe, got {policy!r}."
-        )
+    policy = Policy.of(policy, "quantize_model")
     check_rngs(rngs, "quantize_model", "quant")
     found = list(layers(model))
     if not found:

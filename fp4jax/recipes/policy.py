@@ -45,6 +45,22 @@ class Policy:
         for i, rule in enumerate(self.rules):
             _check_type(f"Policy: rules[{i}]", rule, Rule)
 
+    @classmethod
+    def of(cls, policy: "Policy | Recipe", caller: str) -> "Policy":
+        """Returns a policy as it is, a recipe as the policy of all layers.
+
+        Raises:
+          TypeError: what is neither, in the caller's name.
+        """
+        if isinstance(policy, Recipe):
+            return cls(policy)
+        if not isinstance(policy, Policy):
+            raise TypeError(
+                f"{caller}: policy must be a Policy or a Recipe, got {policy!r}. Pass "
+                "a value, such as recipes.ufp4()."
+            )
+        return policy
+
     def recipe(self, path: str) -> Recipe:
         """Returns the recipe of the layer at a path such as "blocks/3/mlp/down"."""
         rule = self._match(path)

@@ -241,7 +241,7 @@ def test_evaluation_needs_no_key_and_differentiation_does():
     "module, policy, message",
     [
         (Model, RECIPE, "module must be a Linen module"),
-        (Model(), "ufp4", "policy must be a Policy or Recipe, got 'ufp4'"),
+        (Model(), "ufp4", "policy must be a Policy or a Recipe, got 'ufp4'"),
     ],
 )
 def test_bad_arguments_raise(module, policy, message):
