@@ -8,7 +8,6 @@ import numpy as np
 from fp4jax.data.config import DataConfig
 from fp4jax.data.corpus import Corpus, Documents, Domain, is_tokenized, open_corpus
 from fp4jax.data.mixture import DomainSource, domain_sources
-from fp4jax.data.sources import read_documents
 from fp4jax.data.tokenizers import Tokenizer
 
 _NONE = Documents(np.zeros(0, np.uint32), np.zeros(0, np.int64))
@@ -45,11 +44,7 @@ def read_heldout(config: DataConfig, tokenizer: Tokenizer) -> Corpus:
 def _domain(source: DomainSource, tokenizer: Tokenizer) -> Domain:
     found = [
         np.append(tokens, tokenizer.endoftext).astype(np.uint32)
-        for document in read_documents(
-            source.source,
-            text_field=source.text_field,
-            site_packages=source.site_packages,
-        )
+        for document in source.documents()
         for tokens in tokenizer.encode([document.text])
     ]
     ends = np.cumsum([len(tokens) for tokens in found], dtype=np.int64)

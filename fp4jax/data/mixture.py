@@ -12,11 +12,13 @@ file; "stdlib" and "hf:NAME" are what they are in `DataConfig`.
 import json
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fp4jax.data.config import DataConfig
 from fp4jax.data.records import HF
+from fp4jax.data.sources import Document, read_documents
 
 _FIELDS = {"name": str, "source": str, "weight": int | float, "text_field": str}
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -31,6 +33,12 @@ class DomainSource(NamedTuple):
     weight: float = 1.0
     text_field: str = "text"
     site_packages: bool = False
+
+    def documents(self) -> Iterator[Document]:
+        """Yields them, as `read_documents` does."""
+        return read_documents(
+            self.source, text_field=self.text_field, site_packages=self.site_packages
+        )
 
 
 def domain_sources(config: DataConfig) -> tuple[DomainSource, ...]:

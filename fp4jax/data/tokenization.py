@@ -16,7 +16,7 @@ import numpy as np
 from fp4jax.data import shards, tokenizers
 from fp4jax.data.config import TOKENIZERS, DataConfig
 from fp4jax.data.mixture import DomainSource, domain_sources
-from fp4jax.data.sources import Document, read_documents
+from fp4jax.data.sources import Document
 from fp4jax.data.splits import Survey, survey
 from fp4jax.data.tokenizers import Tokenizer
 
@@ -40,7 +40,7 @@ def survey_domains(
     """
     return {
         domain: survey(
-            _shown(_documents(domain), progress, f"reading {domain.name}", None),
+            _shown(domain.documents(), progress, f"reading {domain.name}", None),
             holdout=config.holdout,
             source=domain.source,
         )
@@ -184,20 +184,12 @@ def _by_size(placed: Iterable[tuple[str, str]]) -> Iterator[Sequence[tuple[str, 
         yield batch
 
 
-def _documents(domain: DomainSource) -> Iterator[Document]:
-    return read_documents(
-        domain.source,
-        text_field=domain.text_field,
-        site_packages=domain.site_packages,
-    )
-
-
 def _again(
     domain: DomainSource, found: Survey, progress: Progress, what: str
 ) -> Iterator[Document]:
     """Yields the documents that were surveyed, or raises."""
     total, position = len(found.lengths), -1
-    documents = _shown(_documents(domain), progress, what, total)
+    documents = _shown(domain.documents(), progress, what, total)
     for position, document in enumerate(documents):
         if position >= total or len(document.text) != found.lengths[position]:
             break
