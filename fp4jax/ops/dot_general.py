@@ -292,7 +292,14 @@ def _check_gather(gemms: Gemms) -> None:
         )
 
 
-def _check_packed_w(gemms: Gemms, packed_w: Any, w, noise, held, step) -> None:
+def _check_packed_w(
+    gemms: Gemms,
+    packed_w: Any,
+    w: jax.Array,
+    noise: Noise,
+    held: jax.Array | None,
+    step: jax.Array | None,
+) -> None:
     if packed_w is None:
         return
     if gemms.weight != "rhs" or gemms.batch:

@@ -105,7 +105,7 @@ class Gemms:
         )
 
     def backward(
-        self, lhs, rhs, g, noise, amaxes: Amaxes
+        self, lhs: Input, rhs: Input, g: jax.Array, noise: Noise, amaxes: Amaxes
     ) -> tuple[jax.Array, jax.Array]:
         """Returns the cotangents of lhs and rhs, from that of the result.
 
@@ -180,7 +180,13 @@ class Gemms:
         return "lhs" if self.weight == "rhs" else "rhs"
 
     def _operand(
-        self, x, axis: int, site: Site, noise, amaxes: Amaxes, outputs: Outputs = None
+        self,
+        x: jax.Array,
+        axis: int,
+        site: Site,
+        noise: Noise,
+        amaxes: Amaxes,
+        outputs: Outputs = None,
     ) -> Operand:
         """Quantizes along one contraction axis as the recipe says for a site."""
         asked = self._asked(site, noise, amaxes, outputs)
@@ -216,7 +222,12 @@ class Gemms:
         return None
 
     def _fprop_operand(
-        self, x, position: Position, noise, amaxes: Amaxes, outputs: Outputs = None
+        self,
+        x: Input,
+        position: Position,
+        noise: Noise,
+        amaxes: Amaxes,
+        outputs: Outputs = None,
     ) -> Operand:
         if isinstance(x, PackedOperand):
             return unpack_operand(x)
@@ -225,7 +236,12 @@ class Gemms:
         return self._operand(x, axis, site, noise, amaxes, outputs)
 
     def _backward_operand(
-        self, x, position: Position, noise, amaxes: Amaxes, outputs: Outputs = None
+        self,
+        x: jax.Array,
+        position: Position,
+        noise: Noise,
+        amaxes: Amaxes,
+        outputs: Outputs = None,
     ) -> Operand:
         """Quantizes lhs [*batch, m, k] along m, or rhs [*batch, k, n] along n."""
         site = Site.DGRAD_W if position == self.weight else Site.WGRAD_X
@@ -235,20 +251,25 @@ class Gemms:
             x, axis = flatten(x, self.batch + 1, x.ndim), self.batch + 1
         return self._operand(x, axis, site, noise, amaxes, outputs)
 
-    def _saved_operand(self, x, position: Position, noise, amaxes: Amaxes) -> Operand:
+    def _saved_operand(
+        self, x: Input, position: Position, noise: Noise, amaxes: Amaxes
+    ) -> Operand:
         """Returns the operand of the backward pass that is not the cotangent."""
-        shape = (self.lhs if position == "lhs" else self.rhs).shape
         if isinstance(x, PackedOperand):
             operand = unpack_operand(x)
-            if operand.site not in (Site.FPROP_X, Site.FPROP_W):
-                return operand
-            x = operand.dequantized(shape)
         elif self.recipe.source == "fprop":
-            x = self._fprop_operand(x, position, noise, amaxes, STORED)
-            x = x.dequantized(shape)
-        return self._backward_operand(x, position, noise, amaxes)
+            operand = self._fprop_operand(x, position, noise, amaxes, STORED)
+        else:
+            return self._backward_operand(x, position, noise, amaxes)
+        if operand.site not in (Site.FPROP_X, Site.FPROP_W):
+            return operand
+        shape = (self.lhs if position == "lhs" else self.rhs).shape
+        values = operand.dequantized(shape)
+        return self._backward_operand(values, position, noise, amaxes)
 
-    def _cotangents(self, g, noise, amaxes: Amaxes) -> tuple[Operand, Operand]:
+    def _cotangents(
+        self, g: jax.Array, noise: Noise, amaxes: Amaxes
+    ) -> tuple[Operand, Operand]:
         """Returns dy as the GEMM of dlhs contracts it, and as that of drhs does."""
         middle = len(self.lhs.shape) - 1
         g_n = flatten(g, middle, g.ndim)  # [*batch, *m, n]
@@ -270,7 +291,9 @@ class Gemms:
         shared = transposed(operand, view.shape, axis=axis, site=Site.WGRAD_DY)
         return (operand, shared) if dlhs == Site.DGRAD_DY else (shared, operand)
 
-    def _multiply(self, a: Operand, b: Operand, *, dtype, out_sharding) -> jax.Array:
+    def _multiply(
+        self, a: Operand, b: Operand, *, dtype: Any, out_sharding: Any
+    ) -> jax.Array:
         """Contracts one axis of each operand, and applies their tensor scales."""
         a, b = self._gathered(a), self._gathered(b)
         factors = [
@@ -334,7 +357,7 @@ class Gemms:
         is_plain = not self.batch and self.precision is None and out_sharding is None
         return is_plain and COMPUTE[self.recipe.compute] == jnp.bfloat16
 
-    def _multiply_in_fp8(self, a: Operand, b: Operand, out_sharding) -> jax.Array:
+    def _multiply_in_fp8(self, a: Operand, b: Operand, out_sharding: Any) -> jax.Array:
         return fp8.matmul(
             a,
             b,

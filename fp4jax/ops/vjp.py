@@ -19,7 +19,15 @@ from fp4jax.ops.residuals import PackedOperand, PackedWeight
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def fp4_dot(
-    gemms: Gemms, lhs, rhs, noise, held, step, packed, packed_w, groups=None
+    gemms: Gemms,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    noise: Noise,
+    held: jax.Array | None,
+    step: jax.Array | None,
+    packed: PackedOperand | None,
+    packed_w: PackedWeight | None,
+    groups: Groups | None = None,
 ) -> jax.Array:
     """Computes a product on canonical operands; programs name it so."""
     del step, packed  # a pass that is not differentiated samples nothing, saves nothing
@@ -62,7 +70,13 @@ def _fp4_dot_bwd(gemms: Gemms, residuals, g: jax.Array):
 fp4_dot.defvjp(_fp4_dot_fwd, _fp4_dot_bwd)
 
 
-def pack_weight(gemms: Gemms, w, noise: Noise, held, step) -> PackedWeight:
+def pack_weight(
+    gemms: Gemms,
+    w: jax.Array,
+    noise: Noise,
+    held: jax.Array | None,
+    step: jax.Array | None,
+) -> PackedWeight:
     """Returns what the calls of one w have in common, of which no gradient is taken."""
     if held is not None:
         held = _float32(held)  # at which gradients can stop
@@ -92,7 +106,14 @@ def _dgrad_w(
     return _fprop_w(w, packed) if gemms.recipe.source == "fprop" else w
 
 
-def _amaxes(gemms: Gemms, lhs, rhs, held, step, packed_w) -> Amaxes:
+def _amaxes(
+    gemms: Gemms,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    held: jax.Array | None,
+    step: jax.Array | None,
+    packed_w: PackedWeight | None,
+) -> Amaxes:
     """Returns the amaxes of x and of w that are held; that of dy comes later."""
     x, w = (lhs, rhs) if gemms.x_position == "lhs" else (rhs, lhs)
     x_amax = _amax(gemms, 0, x, held, step)
@@ -101,7 +122,13 @@ def _amaxes(gemms: Gemms, lhs, rhs, held, step, packed_w) -> Amaxes:
     return x_amax, _amax(gemms, 1, w, held, step), None
 
 
-def _amax(gemms: Gemms, operand: int, x, held, step) -> jax.Array | None:
+def _amax(
+    gemms: Gemms,
+    operand: int,
+    x: jax.Array,
+    held: jax.Array | None,
+    step: jax.Array | None,
+) -> jax.Array | None:
     every = gemms.recipe.every[operand]
     if held is None or every is None:
         return None
