@@ -97,6 +97,9 @@ def load_corpus(config: DataConfig) -> Corpus:
     depend on, in `$FP4JAX_CACHE`, `$XDG_CACHE_HOME/fp4jax` or `~/.cache/fp4jax`. Every
     call reads the text once to find that hash; `experiments.tokenize` spares that.
 
+    Args:
+      config: says what to read, how to split and how to tokenize it.
+
     Raises:
       ValueError: nothing to read or to predict, one document only, text that is not
         UTF-8, damaged files, or settings that a tokenized folder decides otherwise.

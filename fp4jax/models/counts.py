@@ -11,12 +11,20 @@ from fp4jax.models.transformer import Transformer
 
 
 def num_params(config: ModelConfig) -> int:
-    """Returns the number of parameters, allocating none."""
+    """Returns the number of parameters, allocating none.
+
+    Args:
+      config: the model's.
+    """
     return sum(_sizes(config).values())
 
 
 def num_active_params(config: ModelConfig) -> int:
-    """Returns the number of those that a token meets: of the experts, the chosen."""
+    """Returns the number of those that a token meets: of the experts, the chosen.
+
+    Args:
+      config: the model's.
+    """
     return num_params(config) - _idle(config)
 
 
@@ -31,6 +39,10 @@ def flops_per_token(config: ModelConfig, *, sequence_length: int) -> int:
     scan goes about that. Of experts only the chosen count. Embedding look-ups, norms,
     convolutions, quantization and recomputation count as nothing, and nothing is
     subtracted for the boundaries of packed documents.
+
+    Args:
+      config: the model's.
+      sequence_length: t, tokens of a row.
     """
     sizes = _sizes(config)
     weights = sum(size for path, size in sizes.items() if path.endswith("/kernel"))

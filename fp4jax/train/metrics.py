@@ -35,6 +35,9 @@ _PEAK_TERAFLOPS = (
 def peak_flops(device_kind: str) -> float | None:
     """Returns the peak FLOP/s of a device, or None where it is not known.
 
+    Args:
+      device_kind: of a `jax.Device`.
+
     Example:
       >>> peak_flops("NVIDIA A100-SXM4-80GB")
       312000000000000.0

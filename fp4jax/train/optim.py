@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -123,7 +123,19 @@ def make_schedule(config: OptimConfig, *, steps: int) -> optax.Schedule:
 
 
 def make_optimizer(config: OptimConfig, *, steps: int) -> Optimizer:
-    """Returns AdamW after clipping by the global norm, and its schedule."""
+    """Returns AdamW after clipping by the global norm, and its schedule.
+
+    g' = g min(1, clip_norm / ||g||),  p -= lr (m / (sqrt(v) + eps) + weight_decay p)
+
+    m and v are the means of g' and g'^2, without the bias of their start.
+
+    Args:
+      config: of both.
+      steps: length of the run.
+
+    Raises:
+      ValueError: `steps` is not positive.
+    """
     schedule = make_schedule(config, steps=steps)
     adamw = optax.adamw(
         schedule,
@@ -164,7 +176,7 @@ def _rounded_moments(
     return optax.GradientTransformation(init, update)
 
 
-def decay_mask(params):
+def decay_mask(params: optax.Params) -> Any:
     """Marks the kernels: the stack of a norm's scales has two axes, but is no matrix.
 
     Embeddings are left out: a row sees a gradient only when its token occurs, and decay

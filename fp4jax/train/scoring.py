@@ -83,6 +83,9 @@ def read_questions(path: Path | str) -> list[Question]:
 
         {"context": "2 + 2 =", "choices": [" 4", " 5"], "answer": 0}
 
+    Args:
+      path: of a file in UTF-8; blank lines hold none.
+
     Raises:
       ValueError: no questions, or a line that is none, by its number.
       OSError: the file cannot be read.

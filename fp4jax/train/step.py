@@ -193,6 +193,10 @@ def make_eval_step(
 
     The forward pass is that of training, quantized fprop included; held amaxes are
     read and never refreshed.
+
+    Args:
+      graph: the model's, from `make_state`.
+      mesh: over which the rows of batches and the state are spread.
     """
 
     def step(state: TrainState, batch: Batch) -> Metrics:
