@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from experiments import study
 from experiments.folder import Row, number
 from experiments.presets import REFERENCE
+from experiments.report.curves import percent_over
 
 _SMOOTHED = 5  # means of losses, or as many as there are
 _SETTLED = 0.2  # of a run: what comes before is not shown
@@ -63,7 +64,7 @@ def draw(rows: Sequence[Row], path: Path, *, policies: Sequence[str]) -> None:
         if policy != REFERENCE and REFERENCE in found:
             reference = found[REFERENCE].values
             both = min(len(values), len(reference))
-            gap = 100 * (values[:both] / reference[:both] - 1)
+            gap = percent_over(values[:both], reference[:both])
             gaps.plot(tokens[first:both], gap[first:], **style)
     losses.set(xlabel="million tokens", ylabel="training loss, nats/token")
     gaps.set(xlabel="million tokens", ylabel="gap to BF16, % (positive: worse)")

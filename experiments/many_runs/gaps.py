@@ -12,6 +12,7 @@ from scipy import stats
 from experiments.folder import Row
 from experiments.many_runs.found import loss
 from experiments.presets import REFERENCE
+from experiments.report.curves import percent_over
 
 _CONFIDENCE = 0.95  # that an interval has the true difference
 
@@ -117,7 +118,7 @@ def gaps(rows: Sequence[Row], domain: str = "all") -> list[Gap]:
 
         def relative(forward: str) -> tuple[float, ...]:
             return tuple(
-                100 * (loss(row, domain, forward) / reference[row["seed"]] - 1)
+                percent_over(loss(row, domain, forward), reference[row["seed"]])
                 for row in paired
             )
 

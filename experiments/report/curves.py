@@ -1,7 +1,7 @@
 """Losses against tokens: smoothed, averaged over seeds, compared with BF16."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,12 +58,23 @@ def smooth(losses: Sequence[float], weight: float = 0.95) -> Series:
     return np.array(means)
 
 
+Loss = TypeVar("Loss", float, Series)
+
+
+def percent_over(loss: Loss, reference: Loss) -> Loss:
+    """Returns the gap of a loss, or of each of several, to a reference in percent.
+
+    gap = 100 (loss / reference - 1)
+    """
+    return 100 * (loss / reference - 1)
+
+
 def gap(
     losses: Mapping[int, float], reference: Mapping[int, float]
 ) -> dict[int, float]:
-    """Returns 100 (loss / reference - 1) at every step that both have."""
+    """Returns `percent_over` at every step that both have."""
     return {
-        step: 100 * (loss / reference[step] - 1)
+        step: percent_over(loss, reference[step])
         for step, loss in losses.items()
         if step in reference
     }

@@ -5,6 +5,7 @@ from typing import Any
 
 from experiments.presets import REFERENCE
 from experiments.report import tables
+from experiments.report.curves import percent_over
 
 _CAPTION = (
     "Losses in nats/token. Forward: whether its GEMMs were quantized as in the last "
@@ -33,9 +34,10 @@ def with_gaps(rows: Sequence[Row]) -> list[dict[str, Any]]:
     def domains(row: Row) -> dict[str, Any]:
         found = {}
         for domain, each in row["domains"].items():
-            loss = references.get((row["seed"], row["step"], domain))
-            known = None not in (loss, each["heldout_loss"])  # files have null for NaN
-            gap = 100 * (each["heldout_loss"] / loss - 1) if known else None
+            reference = references.get((row["seed"], row["step"], domain))
+            loss, gap = each["heldout_loss"], None
+            if loss is not None and reference is not None:  # null stands for NaN
+                gap = percent_over(loss, reference)
             found[domain] = {**each, "gap": gap}
         return found
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
 from experiments.presets import CONTROL, REFERENCE
-from experiments.report.curves import Band, smooth
+from experiments.report.curves import Band, percent_over, smooth
 from experiments.report.runs import ALL, Group, Trial
 from experiments.report.summary import Baseline, by_name, heldout
 from experiments.report.summary import Trial as Result
@@ -37,7 +37,7 @@ def plot(trials: Sequence[Result], baselines: Sequence[Baseline], path: Path) ->
         steps = np.arange(1, len(curve) + 1)
         line = losses.plot(steps, curve, label=name, linewidth=1.2)[0]
         if name != REFERENCE and REFERENCE in curves:
-            gap = 100 * (curve / curves[REFERENCE] - 1)
+            gap = percent_over(curve, curves[REFERENCE])
             gaps.plot(steps, gap, label=name, color=line.get_color(), linewidth=1.2)
     for group, style in zip(by_name(baselines), _STYLES, strict=False):
         level = heldout(group)["heldout_loss"]

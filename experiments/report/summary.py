@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from experiments.presets import CONTROL, REFERENCE
+from experiments.report.curves import percent_over
 from experiments.report.tables import percent
 
 T = TypeVar("T", bound="Baseline")
@@ -193,7 +194,7 @@ def _row(group: Sequence[Trial], trials: Sequence[Trial], average: int) -> Row:
     reference = {t.seed: t.heldout_loss for t in trials if t.name == REFERENCE}
     gap = spread = None
     if reference:
-        gaps = [100 * (t.heldout_loss / reference[t.seed] - 1) for t in group]
+        gaps = [percent_over(t.heldout_loss, reference[t.seed]) for t in group]
         gap, spread = mean_and_spread(
             [g if math.isfinite(g) else math.inf for g in gaps]
         )
