@@ -33,6 +33,9 @@ class SpikeDetector:
       window: number of losses; there is no spike before it is full.
       sigmas: how far from the median, in standard deviations of normal noise.
 
+    Raises:
+      ValueError: one of them is not positive.
+
     Example:
       >>> detector = SpikeDetector(window=4, sigmas=6)
       >>> [detector.update(loss) for loss in (3.0, 3.1, 2.9, 3.0, 9.0, 3.0)]
@@ -40,6 +43,11 @@ class SpikeDetector:
     """
 
     def __init__(self, *, window: int = 128, sigmas: float = 8.0):
+        for name, value in (("window", window), ("sigmas", sigmas)):
+            if not value > 0:
+                raise ValueError(
+                    f"SpikeDetector: {name} must be positive, got {name}={value}."
+                )
         self._losses: deque[float] = deque(maxlen=window)
         self._sigmas = sigmas
 

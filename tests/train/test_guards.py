@@ -155,3 +155,9 @@ def test_there_is_no_spike_before_the_window_is_full():
     assert [detector.update(x) for x in (1.0, 50.0, 1.0, 1.0, 50.0)] == [False] * 4 + [
         True
     ]
+
+
+@pytest.mark.parametrize("name", ["window", "sigmas"])
+def test_a_window_of_nothing_is_refused(name):
+    with pytest.raises(ValueError, match=f"{name} must be positive, got {name}=0"):
+        SpikeDetector(**{name: 0})
