@@ -20,6 +20,7 @@ PACKAGES = (
     "fp4jax.recipes",
     "fp4jax.policies",
     "fp4jax.numerics",
+    "fp4jax.numerics.stats",
     "fp4jax.nnx",
     "fp4jax.linen",
     "fp4jax.models",
@@ -28,6 +29,7 @@ PACKAGES = (
     "fp4jax.train",
     "fp4jax.taps",
     "fp4jax.kernels.choice",
+    "fp4jax.kernels.exchange",
     "fp4jax.kernels.grouped_matmul",
     "fp4jax.kernels.quantize",
     "fp4jax.kernels.scaled_matmul",
@@ -45,6 +47,8 @@ def public(module: types.ModuleType) -> list[str]:
                 names.append(name)
             case ast.Assign(targets=[ast.Name(id=name)]):
                 names.append(name)
+            case ast.Assign(targets=[ast.Tuple(elts=targets)]):
+                names += [each.id for each in targets if isinstance(each, ast.Name)]
             case ast.AnnAssign(target=ast.Name(id=name)):
                 names.append(name)
     return [

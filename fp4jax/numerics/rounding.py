@@ -31,7 +31,7 @@ class Stochastic:
 class MSEden:
     """Nearest elements under stochastic scales, unbiased after a random rotation.
 
-    scale = SR(scale_block S),  S = <x, x> / <x, x_q> over a group
+    `scale = SR(scale_block S),  S = <x, x> / <x, x_q>` over a group
 
     Elements keep the small error of RTNE; S undoes what they lose along the direction
     of the group, and rounding the corrected scales stochastically keeps that unbiased.

@@ -15,7 +15,7 @@ class Rule:
     """A recipe for all layers whose path matches a shell pattern.
 
     Attributes:
-      pattern: such as "blocks/3/*" or "*/attention/query"; "*" crosses slashes.
+      pattern: such as `"blocks/3/*"` or `"*/attention/query"`; `*` crosses slashes.
       recipe: what they take.
     """
 

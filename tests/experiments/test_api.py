@@ -7,6 +7,7 @@ import pytest
 
 from experiments import api
 from fp4jax import policies
+from fp4jax.kernels import exchange
 
 
 @pytest.mark.parametrize("name", api.PACKAGES)
@@ -22,4 +23,5 @@ def test_everything_public_says_what_it_is(name):
 def test_a_module_offers_what_it_defines_and_names_again():
     names = api.public(policies)
     assert {"Policy", "PRESETS", "ufp4"} <= set(names)
+    assert {"DENSE", "RAGGED"} <= set(api.public(exchange))
     assert not {"Fprop", "Recipe", "dataclasses"} & set(names)
