@@ -15,7 +15,7 @@ import sys
 import textwrap
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -202,13 +202,17 @@ def run(arguments: Arguments, argv: Sequence[str], stop: Stop) -> int:
 
 def parse(argv: Sequence[str]) -> Arguments:
     """Returns the arguments; prints the help or an error and exits otherwise."""
-    settings = presets.settings(presets.resolve())
+    listed = presets.settings(presets.resolve())
     choices = {
         "Models": models.PRESETS,
         "Policies": policies.PRESETS,
-        "Fields to --set, with those of tiny": [
-            f"{k}={v}" for k, v in settings.items()
-        ],
+        "Fields to --set, with those of tiny": _fields("tiny"),
+        "More of mixtures of experts, with those of moe_tiny": _fields(
+            "moe_tiny", listed
+        ),
+        "More of hybrids, with those of nemotron_h_tiny": _fields(
+            "nemotron_h_tiny", listed
+        ),
     }
     lists = [
         f"{name}:\n{textwrap.fill(', '.join(values), 80, **_INDENT)}"
@@ -220,6 +224,12 @@ def parse(argv: Sequence[str]) -> Arguments:
         description="\n\n".join([inspect.cleandoc(Arguments.__doc__ or ""), *lists]),
         args=argv,
     )
+
+
+def _fields(model: str, listed: Container[str] = ()) -> list[str]:
+    """Returns the fields of a model's experiment that are not listed yet."""
+    fields = presets.settings(presets.resolve(model))
+    return [f"{path}={value}" for path, value in fields.items() if path not in listed]
 
 
 def prepare(

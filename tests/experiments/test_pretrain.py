@@ -270,7 +270,8 @@ def test_help_lists_what_can_be_chosen(capsys):
     with pytest.raises(SystemExit, match="0"):
         pretrain.main(["--help"])
     shown = capsys.readouterr().out
-    for word in (*models.PRESETS, *policies.PRESETS, "optim.lr=", "exit status"):
+    fields = ("optim.lr=", "model.moe.top_k=", "model.mamba.chunk=")
+    for word in (*models.PRESETS, *policies.PRESETS, *fields, "exit status"):
         assert word in shown
 
 
