@@ -61,7 +61,12 @@ def quantize(module: nn.Module, policy: Policy | Recipe) -> nn.Module:
       ['layers_0', 'layers_2']
     """
     if not isinstance(module, nn.Module):
-        raise TypeError(f"quantize: module must be a Linen module, got {module!r}.")
+        is_class = isinstance(module, type)
+        got = f"the class {module.__name__}" if is_class else type(module).__name__
+        raise TypeError(
+            f"quantize: module must be a Linen module, got {got}. An NNX model takes "
+            "fp4jax.nnx.quantize_model."
+        )
     policy = Policy.of(policy, "quantize")
     base = getattr(type(module), "_quantizes", type(module))
     fields = (f.name for f in dataclasses.fields(module) if f.init)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 from fp4jax.numerics import checks
 from fp4jax.numerics.formats import GRIDS, Format
@@ -104,7 +105,7 @@ class Quantizer:
                 allowed = " or ".join(k.__name__ for k in kind)
                 raise TypeError(
                     f"Quantizer: {name} must be {allowed.replace('NoneType', 'None')}, "
-                    f"got {name}={value!r}."
+                    f"got {name}={value!r}.{_hint(value, kind)}"
                 )
         if self.grid not in GRIDS:
             raise ValueError(
@@ -171,3 +172,12 @@ class Quantizer:
         if isinstance(self.rounding, MSEden):
             return self.rounding.headroom
         return OVERSHOOT if self.pads else 1.0
+
+
+def _hint(value: Any, kinds: tuple[type, ...]) -> str:
+    """Returns what to write in place of a value that is nearly of a kind, or ""."""
+    if value in kinds:
+        return f" Use {value.__name__}()."
+    if Scale in kinds and isinstance(value, Format):
+        return f" Use Scale({value!r})."
+    return ""

@@ -50,8 +50,8 @@ def check_drawn(recipe: Recipe, key: Any, caller: str, *sites: Site, why: str) -
             f"{caller}: key must be a PRNG key {why} a recipe that draws random "
             "numbers, got key=None. Pass key=..., a new one at every step; in a Flax "
             "NNX model call fp4jax.nnx.set_step(model, step) inside the training step, "
-            "to a Linen model give rngs={'quant': key}, which its nn.scan and nn.vmap "
-            "split."
+            "before each gradient that is taken; to a Linen model give rngs={'quant': "
+            "key}, which its nn.scan and nn.vmap split."
         )
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
+from flax import nnx
 
 from fp4jax import recipes
 from fp4jax.linen import Einsum, dot_general_cls, quantize
@@ -240,7 +241,8 @@ def test_evaluation_needs_no_key_and_differentiation_does():
 @pytest.mark.parametrize(
     "module, policy, message",
     [
-        (Model, RECIPE, "module must be a Linen module"),
+        (Model, RECIPE, "must be a Linen module, got the class Model"),
+        (nnx.Linear(4, 2, rngs=nnx.Rngs(0)), RECIPE, "module, got Linear. An NNX mod"),
         (Model(), "ufp4", "policy must be a Policy or a Recipe, got 'ufp4'"),
     ],
 )

@@ -43,7 +43,7 @@ INVALID = {
     "scale": (
         lambda: Quantizer(E2M1, scale=E4M3),
         TypeError,
-        "Quantizer: scale must be Scale, got scale=E4M3",
+        r"Quantizer: scale must be Scale, got scale=E4M3. Use Scale\(E4M3\)\.",
     ),
     "tensor-scale": (
         lambda: Quantizer(E2M1, tensor_scale=448.0),
@@ -54,6 +54,11 @@ INVALID = {
         lambda: Quantizer(E2M1, rounding="nearest"),
         TypeError,
         "Quantizer: rounding must be Nearest or Stochastic or MSEden, got rounding='n",
+    ),
+    "rounding-class": (
+        lambda: Quantizer(E2M1, rounding=Stochastic),
+        TypeError,
+        r"Quantizer: rounding must be .*, got .*<class .*>\. Use Stochastic\(\)\.",
     ),
     "rotation": (
         lambda: Quantizer(E2M1, rotation=16),
