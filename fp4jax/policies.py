@@ -1,7 +1,8 @@
 """Published policies: which layers of a model take which recipe.
 
-Embeddings, norms, attention products, and the output head stay in high precision under
-all of them; every other linear layer asks its policy for a recipe.
+They take the config of a model of `fp4jax.models`, whose embeddings, norms, attention
+products, and output head stay in high precision under all of them; every other linear
+layer asks its policy for a recipe. For any other model, write its rules in a `Policy`.
 """
 
 import dataclasses
