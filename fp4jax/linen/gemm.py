@@ -70,8 +70,9 @@ class DotGeneral(nn.Module):
         )
         if not self.recipe.holds:
             return dot()
-        held = self.variable(OVERWRITE_WITH_GRADIENT, "held", jnp.zeros, 3)
-        step = self.variable(OVERWRITE_WITH_GRADIENT, "step", jnp.zeros, ())
+        zeros = functools.partial(jnp.zeros, dtype=jnp.float32)
+        held = self.variable(OVERWRITE_WITH_GRADIENT, "held", zeros, 3)
+        step = self.variable(OVERWRITE_WITH_GRADIENT, "step", zeros, ())
         return advance(dot(held=held.value, step=whole(step.value)), step.value)
 
     def _key(self) -> jax.Array | None:

@@ -86,6 +86,13 @@ def test_the_kernel_equals_the_reference(name, axis, backend):
 
 
 @backends
+def test_signs_are_float32_where_numbers_are_float64(backend):
+    with jax.enable_x64(True):
+        x = tensor((1, 64, 128), jnp.bfloat16)
+        check(backend, x, QUANTIZERS["uniform-rht-sr"], 1)
+
+
+@backends
 @quantizers
 @axes
 @dtypes

@@ -229,6 +229,15 @@ def test_a_scan_that_does_not_list_the_state_raises():
         quantize(model(), HELD).init(KEY, X)
 
 
+def test_state_is_float32_where_numbers_are_float64():
+    model = quantize(nn.Dense(4), HELD)
+    loss = lambda variables: jnp.mean(model.apply(variables, X) ** 2)
+    with jax.enable_x64(True):
+        variables = model.init(KEY, X)
+        _, _, after = jax.jit(value_and_grad(loss))(variables)
+    assert {leaf.dtype for leaf in jax.tree.leaves(after)} == {jnp.dtype("float32")}
+
+
 def test_missing_state_raises():
     with pytest.raises(errors.ScopeCollectionNotFound, match=OWG):
         MODEL.apply({"params": VARIABLES["params"]}, X)

@@ -95,7 +95,7 @@ class Prepared:
             for output, matrix in matrices.items()
         }
         signs = self.scalars.signs
-        signs = None if signs is None else jnp.asarray(signs)
+        signs = None if signs is None else jnp.asarray(signs, jnp.float32)
         return Quantized(arrays, self.tensor_scale, signs)
 
 
