@@ -15,8 +15,7 @@ from jax.experimental.custom_partitioning import (
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-# The mesh axes over which each axis of an array is spread.
-Spread = tuple[tuple[str, ...], ...]
+from fp4jax.numerics.spread import Spread as Spread
 
 
 def is_whole(mesh: Any) -> bool:

@@ -19,6 +19,7 @@ from fp4jax.numerics import (
     random_bits,
     rounding,
     scaling,
+    spread,
 )
 from fp4jax.numerics.formats import Format
 from fp4jax.numerics.groups import Groups
@@ -100,18 +101,19 @@ def quantize_blocks(
     axis, other = arguments.checked_axes(x, quantizer, axis=axis, other=other)
     padded = _padded_shape(x.shape, quantizer, axis)
     tiling = _tiling(padded, quantizer, axis=axis, other=other)
-    arrays = fp4_quantize(
-        x,
-        key,
-        amax,
-        start,
-        tokens,
-        groups,
-        quantizer=quantizer,
-        axis=axis,
-        other=other,
-        site=site,
-    )
+    with spread.explaining(x, dict.fromkeys(tiling.sizes, quantizer.multiple)):
+        arrays = fp4_quantize(
+            x,
+            key,
+            amax,
+            start,
+            tokens,
+            groups,
+            quantizer=quantizer,
+            axis=axis,
+            other=other,
+            site=site,
+        )
     return Blocks(*arrays, tiling=tiling, axis=axis)
 
 

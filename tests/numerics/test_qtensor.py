@@ -107,6 +107,14 @@ def test_sharding_does_not_change_bits(axis_type):
     cases.assert_same(sharded, expected)
 
 
+def test_an_error_says_which_axis_devices_cut_in_parts_of_blocks():
+    mesh = jax.make_mesh((8,), ("a",), axis_types=(AxisType.Explicit,))
+    cut = r"axis 1 must be spread in whole runs of 16, got shape=\(32, 64\)"
+    with jax.set_mesh(mesh), pytest.raises(Exception, match=cut):
+        x = jax.device_put(jnp.ones((32, 64)), P(None, "a"))
+        fp4jax.fake_quant(x, Quantizer(E2M1, block=16))
+
+
 @pytest.mark.parametrize("scale", [-110, 0, 110], ids=lambda k: f"2^{k}")
 def test_a_gpu_computes_the_same_bits(scale):
     try:

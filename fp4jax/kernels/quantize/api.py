@@ -75,8 +75,7 @@ def quantize(
     inputs = Inputs(key, amax, start)
     backend = None if implementation == "xla" else _backend(x, way, implementation)
     if backend is None:
-        with partition.explaining(x, way):
-            return reference.quantize(x, way, inputs)
+        return reference.quantize(x, way, inputs)
     return _cut(call.quantize(x, way, inputs, backend), x.shape, way)
 
 
@@ -92,8 +91,7 @@ def quantize_blocks(x: jax.Array, way: Way, inputs: Inputs) -> Blocks | Written:
     """
     backend = _of_blocks(x, way, inputs)
     if backend is None:
-        with partition.explaining(x, way):
-            return reference.quantize_blocks(x, way, inputs)
+        return reference.quantize_blocks(x, way, inputs)
     return _written(call.quantize(x, way, inputs, backend), x, way)
 
 

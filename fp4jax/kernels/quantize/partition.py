@@ -5,10 +5,8 @@ other axis, as that of `jax.vmap`, in any way. On Explicit axes the type of the 
 says how it is spread; on Auto axes the partitioner does, by a rule.
 """
 
-import contextlib
 import dataclasses
 import functools
-import math
 from typing import Any
 
 import jax
@@ -21,10 +19,11 @@ from jax.experimental.custom_partitioning import (
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fp4jax.kernels.partition import Spread, in_runs, is_whole, partitioned, rule_of
+from fp4jax.kernels.partition import in_runs, is_whole, partitioned, rule_of
 from fp4jax.kernels.quantize.both import Both
 from fp4jax.kernels.quantize.part import Call
 from fp4jax.kernels.quantize.way import Inputs, Way
+from fp4jax.numerics.spread import spread_of, why_cut
 
 
 def why_not(x: jax.Array, way: Way) -> str | None:
@@ -32,33 +31,7 @@ def why_not(x: jax.Array, way: Way) -> str | None:
     mesh = jax.typeof(x).sharding.mesh
     if AxisType.Auto in (kinds := set(mesh.axis_types)) and len(kinds) > 1:
         return f"no rule divides over the automatic axes of {mesh} alone"
-    return _cut(x, way)
-
-
-@contextlib.contextmanager
-def explaining(x: jax.Array, way: Way):
-    """Adds a note to an error of XLA's path, where its cause may be how x is spread."""
-    try:
-        yield
-    except Exception as error:
-        if (why := _cut(x, way)) is not None:
-            error.add_note(f"quantize: {why}.")
-        raise
-
-
-def _cut(x: jax.Array, way: Way) -> str | None:
-    """Returns which axis the type of an array spreads in parts of runs, or None."""
-    sharding = jax.typeof(x).sharding
-    sizes, spread = dict(sharding.mesh.shape), _spread(sharding.spec, x.ndim)
-    for i, run in way.runs.items():
-        shards = math.prod(sizes[name] for name in spread[i])
-        if shards > 1 and x.shape[i] % (shards * run):
-            return (
-                f"axis {i} must be spread in whole runs of {run}, got "
-                f"shape={x.shape} over {spread[i]} of {sizes}; reshard it, or spread "
-                "another axis"
-            )
-    return None
+    return why_cut(x, way.runs)
 
 
 def are_spread(inputs: Any, batched: Any) -> bool:
@@ -113,7 +86,7 @@ def quantize(call: Call | Both, x: jax.Array, inputs: Any) -> tuple[Any, ...]:
 def _explicit(call: Call | Both, x: jax.Array, inputs: Any) -> tuple[Any, ...]:
     """Quantizes an array whose type says how it is spread."""
     sharding = jax.typeof(x).sharding
-    mesh, spread = sharding.mesh, _spread(sharding.spec, x.ndim)
+    mesh, spread = sharding.mesh, spread_of(x)
     of_inputs = _beside(call, inputs, sharding.spec)
     found = (P(*sharding.spec[:axes]) for axes in call.returns(inputs))
     inputs = jax.tree.map(
@@ -235,12 +208,3 @@ def _rule(call: Call | Both, inputs: Any, args: Any, results: Any) -> SdyShardin
     found = tuple(map(mapping, results))
     sizes = {f"d{i}": n for i, n in runs.items()} | inside
     return rule_of(operands, found, sizes=sizes, inside=list(inside))
-
-
-def _spread(spec: P, ndim: int) -> Spread:
-    """Returns the mesh axes of every axis of an array."""
-    names = [
-        () if axis is None else axis if isinstance(axis, tuple) else (axis,)
-        for axis in spec
-    ]
-    return (*names, *((),) * (ndim - len(names)))
