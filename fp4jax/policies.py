@@ -8,7 +8,7 @@ layer asks its policy for a recipe. For any other model, write its rules in a `P
 import dataclasses
 import fnmatch
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from fp4jax import recipes
 from fp4jax.recipes import Fprop, Recipe
@@ -17,6 +17,7 @@ from fp4jax.recipes.policy import Rule as Rule
 from fp4jax.recipes.policy import Schedule as Schedule
 
 
+@runtime_checkable
 class HasLayers(Protocol):
     """What a policy needs to know of a model."""
 
@@ -29,6 +30,15 @@ class HasLayers(Protocol):
     def layer_paths(self) -> Sequence[str]:
         """The path of every layer that takes a recipe, in order."""
         ...
+
+
+def _check_config(config: object, caller: str) -> None:
+    if not isinstance(config, HasLayers):
+        raise TypeError(
+            f"{caller}: config must have num_layers and layer_paths, as those of "
+            f"fp4jax.models do, got {type(config).__name__}. For a model of your own, "
+            "write rules: Policy(recipe, (Rule(pattern, recipe),))."
+        )
 
 
 def _everywhere(recipe: Callable[[], Recipe]) -> Callable[[HasLayers], Policy]:
@@ -62,7 +72,9 @@ def nvfp4(config: HasLayers) -> Policy:
 
     Raises:
       ValueError: a model of fewer layers, of which none would be quantized.
+      TypeError: what is no config.
     """
+    _check_config(config, "nvfp4")
     kept = max(1, round(0.15 * config.num_layers))
     return keep(Policy(recipes.nvfp4()), config, last=kept)
 
@@ -74,8 +86,12 @@ def ue5m3(config: HasLayers) -> Policy:
     Blocks without an MLP are passed over, and so are experts, of which the paper has
     none.
 
+    Raises:
+      TypeError: what is no config.
+
     References: arXiv 2609.02846.
     """
+    _check_config(config, "ue5m3")
     last = [path for path in config.layer_paths if path.endswith("/mlp/down")][-4:]
     wider = recipes.ue5m3(wgrad_dy_target=2048.0)
     rules = tuple(Rule(path, wider) for path in last)
@@ -85,8 +101,12 @@ def ue5m3(config: HasLayers) -> Policy:
 def ti2d(config: HasLayers) -> Policy:
     """Returns `recipes.ti2d`, but `recipes.mxfp8` in projections to queries and keys.
 
+    Raises:
+      TypeError: what is no config.
+
     References: arXiv 2607.24953.
     """
+    _check_config(config, "ti2d")
     projections = ("attention/query", "attention/key")
     if not any(path.endswith(projections) for path in config.layer_paths):
         return Policy(recipes.ti2d())
@@ -105,7 +125,9 @@ def keep(policy: Policy, config: HasLayers, *, first: int = 0, last: int = 0) ->
 
     Raises:
       ValueError: a negative number, or no block is left to quantize.
+      TypeError: what is no config.
     """
+    _check_config(config, "keep")
     blocks = config.num_layers
     if min(first, last) < 0 or first + last >= blocks:
         raise ValueError(

@@ -52,6 +52,17 @@ def test_keep_leaves_a_block_to_quantize(first, last):
         policies.keep(FP4, model(4), first=first, last=last)
 
 
+@pytest.mark.parametrize(
+    "policy", [policies.nvfp4, policies.ue5m3, policies.ti2d], ids=lambda p: p.__name__
+)
+def test_policies_of_layers_want_a_config(policy):
+    name = policy.__name__
+    with pytest.raises(TypeError, match=f"{name}: config must have .*, got str"):
+        policy("my model")
+    with pytest.raises(TypeError, match="keep: config must have .*, got str"):
+        policies.keep(FP4, "my model", last=1)
+
+
 def test_bf16_forward_changes_fprop_alone():
     policy = policies.bf16_forward(Policy(UFP4, (Rule("*/up", NVFP4),)))
     for recipe, original in (
