@@ -10,6 +10,7 @@ from flax import linen, traverse_util
 from fp4jax.explanation.matmul import Matmul
 from fp4jax.explanation.trace import Note, Trace
 from fp4jax.linen import DotGeneral
+from fp4jax.linen.intercept import intercepting
 
 _LAYERS = (linen.Dense, linen.DenseGeneral, linen.Einsum)
 
@@ -39,7 +40,7 @@ def matmuls(model: linen.Module, inputs: Any, kwargs: Any) -> list[Matmul]:
         y, variables = model.init_with_output(jax.random.key(0), *inputs, **kwargs)
         return y, linen.meta.unbox(variables.get("params", {}))
 
-    with trace, linen.intercept_methods(intercept):
+    with trace, intercepting(intercept):
         jaxpr, (_, params) = jax.make_jaxpr(call, return_shape=True)(*inputs, **kwargs)
     for path, leaf in traverse_util.flatten_dict(params).items():
         if path[-1:] == ("kernel",):

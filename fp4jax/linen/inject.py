@@ -11,6 +11,7 @@ import jax
 from flax import linen as nn
 
 from fp4jax.linen.gemm import dot_general_cls, einsum_layer
+from fp4jax.linen.intercept import intercepting
 from fp4jax.linen.state import as_floats, combine_by_max
 from fp4jax.policies import Policy
 from fp4jax.recipes import Recipe
@@ -125,7 +126,7 @@ def _inject(
     interceptor = _Interceptor(policy, len(root))
     # A trace of its own for each initialization, which has to see all paths.
     token = object() if initializing else None
-    with _ACTIVE((policy, token)), nn.intercept_methods(interceptor):
+    with _ACTIVE((policy, token)), intercepting(interceptor):
         yield
     if initializing:
         interceptor.check()

@@ -1,6 +1,8 @@
 """Quantizing a model that exists: its layers, paths, methods, caches and errors."""
 
 import functools
+import subprocess
+import sys
 from collections.abc import Callable
 
 import jax
@@ -249,3 +251,21 @@ def test_evaluation_needs_no_key_and_differentiation_does():
 def test_bad_arguments_raise(module, policy, message):
     with pytest.raises(TypeError, match=message):
         quantize(module, policy)
+
+
+AFTERWARDS = """
+import jax, jax.numpy as jnp
+from flax import linen as nn
+from fp4jax import linen, recipes
+x, model = jnp.linspace(0, 1, 64).reshape(4, 16), nn.Dense(8)
+variables = model.init(jax.random.key(0), x)
+expected = model.apply(variables, x)
+linen.quantize(model, recipes.ufp4()).apply(variables, x)
+print(jnp.array_equal(model.apply(variables, x), expected))
+"""
+
+
+def test_a_model_is_not_quantized_after_another_without_assertions():
+    command = [sys.executable, "-O", "-c", AFTERWARDS]
+    found = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert found.stdout.strip() == "True"
