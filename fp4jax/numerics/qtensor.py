@@ -131,7 +131,7 @@ def operand(q: QTensor, dtype: jax.typing.DTypeLike = jnp.bfloat16) -> jax.Array
       Array of `dtype`, of the shape of `q.codes`.
 
     Raises:
-      TypeError: another dtype.
+      TypeError: another dtype; what is no `QTensor`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -140,6 +140,7 @@ def operand(q: QTensor, dtype: jax.typing.DTypeLike = jnp.bfloat16) -> jax.Array
       >>> operand(q).shape, operand(q).dtype  # padded
       ((4,), dtype(bfloat16))
     """
+    _check(q, "operand")
     if dtype not in (jnp.bfloat16, jnp.float32):
         raise TypeError(
             f"operand: dtype must be bfloat16 or float32, got dtype={jnp.dtype(dtype)}."
@@ -161,6 +162,9 @@ def dequantize(q: QTensor) -> jax.Array:
     Returns:
       Array of the original shape and dtype, the rotation and the padding undone.
 
+    Raises:
+      TypeError: what is no `QTensor`.
+
     Example:
       >>> import jax.numpy as jnp
       >>> from fp4jax.numerics import UNIFORM, Quantizer
@@ -168,6 +172,7 @@ def dequantize(q: QTensor) -> jax.Array:
       >>> dequantize(q).tolist()
       [-7.0, 0.0, 3.0]
     """
+    _check(q, "dequantize")
     x = _blocks(q).dequantized()
     return x[tuple(slice(n) for n in q.shape)].astype(q.dtype)
 
@@ -230,6 +235,13 @@ def tiling_of(q: QTensor) -> Tiling:
     """Returns how the codes of a quantized tensor are split into blocks."""
     axes = (q.axis,) if q.other is None else (q.axis, q.other)
     return Tiling(q.codes.shape, dict.fromkeys(axes, q.quantizer.block_size))
+
+
+def _check(q: QTensor, caller: str) -> None:
+    if not isinstance(q, QTensor):
+        raise TypeError(
+            f"{caller}: q must be what fp4jax.quantize returns, got {type(q).__name__}."
+        )
 
 
 def _blocks(q: QTensor) -> Blocks:

@@ -115,6 +115,12 @@ def test_an_error_says_which_axis_devices_cut_in_parts_of_blocks():
         fp4jax.fake_quant(x, Quantizer(E2M1, block=16))
 
 
+@pytest.mark.parametrize("read", [fp4jax.dequantize, fp4jax.operand])
+def test_what_is_no_qtensor_is_refused(read):
+    with pytest.raises(TypeError, match="q must be what .* returns, got ArrayImpl"):
+        read(X)
+
+
 @pytest.mark.parametrize("scale", [-110, 0, 110], ids=lambda k: f"2^{k}")
 def test_a_gpu_computes_the_same_bits(scale):
     try:
