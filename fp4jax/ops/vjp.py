@@ -40,7 +40,7 @@ def fp4_dot(
 def _fp4_dot_fwd(gemms: Gemms, lhs, rhs, noise, held, step, packed, packed_w, groups):
     gemms = _with_groups(gemms, groups)
     check_drawn(gemms.recipe, noise.key, gemms.caller, why="to differentiate")
-    lhs, rhs = _first_order_only(lhs), _first_order_only(rhs)
+    lhs, rhs = (_first_order_only(gemms.caller, x) for x in (lhs, rhs))
     amaxes = _amaxes(gemms, lhs, rhs, held, step, packed_w)
     prepared = gemms.prepared(lhs, _fprop_w(rhs, packed_w), noise)
     y = gemms.forward(*prepared, noise, amaxes)
@@ -57,10 +57,9 @@ def _fp4_dot_fwd(gemms: Gemms, lhs, rhs, noise, held, step, packed, packed_w, gr
 def _fp4_dot_bwd(gemms: Gemms, residuals, g: jax.Array):
     lhs, rhs, noise, held, step, (x_amax, w_amax, _), groups = residuals
     gemms = _with_groups(gemms, groups)
-    g = _first_order_only(g)
-    lhs, rhs = (
-        x if isinstance(x, PackedOperand) else _first_order_only(x) for x in (lhs, rhs)
-    )
+    once = functools.partial(_first_order_only, gemms.caller)
+    g = once(g)
+    lhs, rhs = (x if isinstance(x, PackedOperand) else once(x) for x in (lhs, rhs))
     dy_amax = _amax(gemms, 2, g, held, step)
     amaxes = (x_amax, w_amax, dy_amax)
     dlhs, drhs = gemms.backward(lhs, rhs, g, noise, amaxes)
@@ -153,14 +152,15 @@ def _float32(held: jax.Array) -> jax.Array:
     return lax.convert_element_type(held, jnp.float32)
 
 
-@jax.custom_vjp
-def _first_order_only(x: jax.Array) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _first_order_only(caller: str, x: jax.Array) -> jax.Array:
+    del caller
     return x
 
 
-def _no_second_order(*_):
+def _no_second_order(caller: str, *_):
     raise NotImplementedError(
-        "dot_general: the derivative must be of first order, got a second derivative "
+        f"{caller}: the derivative must be of first order, got a second derivative "
         "through a quantized GEMM, which is not defined. Use recipe=None for it."
     )
 

@@ -282,7 +282,7 @@ def test_what_cannot_be_differentiated_raises():
     with pytest.raises(ValueError, match="ragged_dot: key must be a PRNG key to diff"):
         jax.eval_shape(jax.grad(functools.partial(loss, key=None)), x, w, dy)
     second = jax.grad(lambda x: jnp.sum(jax.grad(loss)(x, w, dy)))
-    with pytest.raises(NotImplementedError, match="second derivative"):
+    with pytest.raises(NotImplementedError, match="^ragged_dot: .* second derivative"):
         jax.eval_shape(second, x)
     held = functools.partial(loss, recipe=recipes.ue5m3(), held=jnp.zeros((E, 3)))
     with pytest.raises(NotImplementedError, match="under jax.vmap"):
