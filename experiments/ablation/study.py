@@ -1,9 +1,11 @@
 """Which runs there are, and what is shown of them."""
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from experiments.ablation import grids, noise, onset
+from experiments.folder import Row
 from experiments.many_runs import budget, show
 from experiments.many_runs.command import Study
 from experiments.many_runs.found import Found
@@ -51,13 +53,16 @@ def parts(found: Found, folder: Path) -> Mapping[str, str]:
     """Returns the tables of the README, and draws its figures."""
     shown = {"budget": show.of_budget(queue(found, budget.RATE), found)}
     first, small = tuned(found, MODEL), tuned(found, noise.SMALL)
+
+    def rows_of(policies: Iterable[str]) -> list[Row]:
+        runs = first.seeded(("bf16", *policies), MORE_SEEDS) if first else []
+        return found.rows_of(runs)
+
     for name, section in SECTIONS.items():
-        runs = first.seeded(("bf16", *section), MORE_SEEDS) if first else []
-        rows = found.rows_of(runs)
-        shown[name] = show.of_gaps(rows, base=section[0])
-        if name == "ufp4":
-            shown["grids"] = grids.table(rows)
-            grids.draw(rows, folder / "grids.png")
+        shown[name] = show.of_gaps(rows_of(section), base=section[0])
+    rotated = rows_of(itertools.chain(*grids.SCOPES.values()))
+    shown["grids"] = grids.table(rotated)
+    grids.draw(rotated, folder / "grids.png")
     if small is None:
         return shown | {"noise": show.NOT_RUN}
     slow = noise.slowed(small)
