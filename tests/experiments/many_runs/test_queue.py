@@ -72,8 +72,13 @@ def test_an_interrupt_ends_what_several_gpus_do(monkeypatch, tmp_path):
     monkeypatch.setattr(queue, "in_turn", in_turn)
     monkeypatch.setattr(queue, "_gpus", lambda: ["0", "1"])
     monkeypatch.setattr(queue.multiprocessing, "active_children", lambda: [child])
-    with pytest.raises(KeyboardInterrupt):
-        queue.perform_all(tasks, jobs=2)
+    # A shell starts what it runs in the background without this handler.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            queue.perform_all(tasks, jobs=2)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert len(taken) == 2
 
 
