@@ -41,6 +41,8 @@ def of_gaps(rows: Sequence[Row], base: str) -> str:
         )
 
     lines = tables.markdown(header, [cells(each) for each in found])
+    if not any(len(each.gaps) == 1 for each in found if each.policy != REFERENCE):
+        return lines  # nothing takes the deviation of others
     known = "not known" if deviation is None else f"{deviation.value:.2f} points"
     return f"{lines}\n\nStandard deviation of a gap over seeds, pooled: {known}."
 
