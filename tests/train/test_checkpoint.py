@@ -1,7 +1,6 @@
 """What is saved, what comes back, and what happens where either cannot be."""
 
 import dataclasses
-import gc
 import logging
 import os
 import shutil
@@ -27,12 +26,6 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 CONFIG = {"model": {"d_ff": 48, "names": ("a", "b")}, "lr": 0.1}
-
-
-@pytest.fixture(autouse=True)
-def collected():
-    yield
-    gc.collect()  # here, where such a warning is expected
 
 
 def new_state(seed=0, *, step=0):
